@@ -16,7 +16,9 @@ from gemmery.tuples import NamedTuple
 
 Activation = Literal["relu", "gelu", "silu"]
 Precision = Literal[Float32Precision, "f64_normwise"]
+Semiring = Literal["min_plus", "max_plus", "max_times", "or_and", "log_sum_exp"]
 ACTIVATIONS: tuple[str, ...] = get_args(Activation)
+SEMIRINGS: tuple[str, ...] = get_args(Semiring)
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 DTypeName = Literal[
     "float64", "float32", "float16", "bfloat16", "complex64", "complex128",
@@ -79,6 +81,8 @@ class GroupedOptions(TypedDict, total=False):
 class MatmulOptions(GemmOptions, GroupedOptions, total=False):
     """Options of matmul and explain."""
 
+    semiring: Semiring | None
+
 
 class ContractionOptions(GemmOptions, total=False):
     """Options of tensordot, vecdot and einsum."""
@@ -136,6 +140,7 @@ OPTIONS = {
     "scale_a": Option(on_cpu="multiply a by it first on the CPU"),
     "scale_b": Option(on_cpu="multiply b by it first on the CPU"),
     "batch_invariant": Option(bool, False, field="invariant"),
+    "semiring": Option(Semiring | None, field="semiring"),
 }
 DEFAULTS = {name: option.default for name, option in OPTIONS.items()}
 
@@ -154,6 +159,7 @@ class Options(NamedTuple):
     scale_a: Any = None
     scale_b: Any = None
     batch_invariant: Any = False
+    semiring: str | None = None
 
     def passed(self) -> dict[str, Any]:
         """Return the options that differ from their defaults, as keywords of `matmul`."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gemmery import arrays, dtypes
-from gemmery.api import array_libraries
+from gemmery.api import array_libraries, semirings
 from gemmery.api.array_libraries import NO_PARTS, Keywords
 from gemmery.api.compute import writable
 from gemmery.api.device_operands import (
@@ -131,7 +131,8 @@ def _types(
     if old is not None and common not in dtypes.FLOAT8:
         result = promoted(result, old.dtype)
         common = common if common == "int8" and result in ROUNDED else operand_type(common, result)
-    precision = resolved(options.precision, common, result, x.device)
+    options = options._replace(semiring=semirings.check(options, common) or None)
+    precision = None if options.semiring else resolved(options.precision, common, result, x.device)
     alpha, beta = scalar("alpha", options.alpha, result), scalar("beta", options.beta, result)
     check_beta(name, beta, old)
     check_values(options)

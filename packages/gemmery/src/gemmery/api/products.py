@@ -86,6 +86,10 @@ def _matmul(
       shape says what it belongs to: (1,) or () the operand; (m,) or (m, 1) the rows of A; (n,) or (1, n) the columns of
       B; for float8 also (m, ceil(k / 128)) with (ceil(k / 128), ceil(n / 128)): each row of A in 128 of k, each block
       of 128 x 128 of B. Where a shape fits two of these, both mean the same product.
+    - `semiring`: what takes the place of a b, and of the sum over k: "min_plus" (a + b, the least), "max_plus",
+      "max_times", "log_sum_exp" (a + b, log(sum(exp(...)))) of floats, "or_and" of bools. Where k is 0 that is inf,
+      -inf, -inf, -inf and False. The least and the largest leave NaN out, as np.fmin and np.fmax do; log_sum_exp keeps
+      it. There is no bias, activation, precision or factor with it.
     - `batch_invariant`: True gives a row of C the same bits whatever the number of rows of A: no kernel that adds in
       another order is chosen by that number. Some products of few rows are slower with it: on a CPU those of one row
       by a B with contiguous columns, or in complex types.
@@ -158,6 +162,11 @@ def _matmul(
     _compile_entries()
     if out is not None:
         x, y = filling(x, y, viewed("out", out).shape)
+    if options.semiring is not None:
+        from gemmery.api import semirings
+
+        terms = terms._replace(semiring=semirings.check(options, common))
+        return semirings.product(a, b, x, y, common, result, out, terms)
     return product(a, b, x, y, common, result, out, terms)
 
 

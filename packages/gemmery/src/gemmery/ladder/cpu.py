@@ -180,6 +180,7 @@ CPU = (
     ),
     _packed_rung(
         name="packed",
+        semirings=True,
         idea="five loops around packed_panels: each keeps one block in one cache",
         parent="packed_panels",
         lesson=(

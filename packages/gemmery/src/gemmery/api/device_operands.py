@@ -195,8 +195,9 @@ def resolved(precision: Any, common: str, result: str, device: str) -> str | Non
     Raises ArgumentError for one that the product cannot have, RefusedError for one that the device cannot have.
     """
     effective = checked(precision, common, result)
-    if effective is None and (common, result) == ("f32", "f32"):
+    if effective is None and (common, result) in (("f32", "f32"), ("complex64", "complex64")):
         effective = get_float32_precision()
+        effective = None if common == "complex64" and effective == "f32_plus" else effective
     if effective in _ON_HOPPER and driver.find(device).capability != 90:
         card = driver.find(device)
         raise RefusedError(
@@ -213,7 +214,8 @@ def checked(precision: Any, common: str, result: str) -> str | None:
     """
     if precision is None:
         return None
-    float32, float64 = ((common, result) == (name, name) for name in ("f32", "f64"))
+    float32 = (common, result) == ("f32", "f32") or (common == result == "complex64" and precision != "f32_plus")
+    float64 = (common, result) in (("f64", "f64"), ("complex128", "complex128"))
     known = config.FLOAT32_PRECISIONS if float32 else (_OF_FLOAT64,) if float64 else ()
     if not (isinstance(precision, str) and precision in known):  # `in` compares an array element by element
         raise ArgumentError(

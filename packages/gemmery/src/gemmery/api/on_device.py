@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gemmery import arrays, dtypes
-from gemmery.api import array_libraries, semirings
+from gemmery.api import array_libraries, complex_products, semirings
 from gemmery.api.array_libraries import NO_PARTS, Keywords
 from gemmery.api.compute import writable
 from gemmery.api.device_operands import (
@@ -190,6 +190,15 @@ def _compute(inputs: Inputs, target: View, old: View | None, options: Options) -
     None for a product without elements.
     """
     if 0 in target.shape:
+        return None
+    if complex_products.pays(inputs, options):
+        if complex_products.multiply(inputs, target, old, options, scratch, _compute):
+            return None
+        rows = new(inputs.x, target.shape, target.dtype)
+        if old is not None:
+            copy(old, rows)
+        _compute(inputs, rows, None if old is None else rows, options)
+        copy(rows, target)
         return None
     served = prepare(inputs.call(target, options.alpha != 1 or options.beta != 0, options))
     added = None if old is None or options.beta == 0 or arrays.same(old, target) else old

@@ -103,7 +103,7 @@ def element(problem: Problem) -> str:
     """Return the C++ type of the elements of A and B."""
     if problem.semiring:
         return template("InRing", C_NAMES[problem.dtype], problem.semiring.upper())
-    return "tf32" if problem.precision == "tf32" else C_NAMES[problem.dtype]
+    return "tf32" if problem.precision == "tf32" and problem.dtype == "f32" else C_NAMES[problem.dtype]
 
 
 def instance(name: str, problem: Problem, *parameters: object) -> str:

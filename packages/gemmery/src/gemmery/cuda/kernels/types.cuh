@@ -56,6 +56,9 @@ template <class To> __device__ __forceinline__ To widen(tf32 x) { return x.value
 template <class To> __device__ __forceinline__ To widen(f16 x) { return ptx::cvt_f32_f16(x.bits); }
 template <class To> __device__ __forceinline__ To widen(bf16 x) { return __uint_as_float(unsigned(x.bits) << 16); }
 
+template <class R> __device__ __forceinline__ R negative(R x) { return -x; }
+__device__ __forceinline__ f16 negative(f16 x) { return {static_cast<unsigned short>(x.bits ^ 0x8000)}; }
+
 // Rounded to nearest, ties to even.
 template <class Out> struct Narrow {
   template <class S> static __device__ __forceinline__ Out of(S x) { return Out(x); }

@@ -223,7 +223,10 @@ def _resolve(problem: Problem, config: Config) -> Config:
     """Return the config with every 0 replaced: by the tile that should take least time, and its stages."""
     device, size = target(problem), sum_size(problem)
     along_k = size == 4 and problem.a_layout == "row" and problem.b_layout == "col"
-    tile = quickest(SIMT_ALONG_K if along_k else SIMT_PIPELINED[size], problem.m, problem.n, problem.batch, device.sms)
+    tilings = SIMT_ALONG_K if along_k else SIMT_PIPELINED[size]
+    if problem.semiring == "log_sum_exp":
+        tilings = tilings[1:]  # the largest would leave no registers for the exponential
+    tile = quickest(tilings, problem.m, problem.n, problem.batch, device.sms)
     if device.capability < 80 or dtypes.get(problem.dtype).size != sum_size(problem):
         tile = tile._replace(stages=2)
     return complete(config, tile._asdict())

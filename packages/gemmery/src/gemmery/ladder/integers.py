@@ -58,6 +58,8 @@ def _refuses(problem: Problem) -> str:
     """Refuse what it does not sum exactly, and what has too little k to fill a stage."""
     if problem.groups:
         return in_groups(problem)
+    if problem.epilogue.split("+")[-1] not in ("", "bias"):
+        return f"activations are of floats, not of {problem.out}: apply {problem.epilogue} to the result"
     if dtypes.get(problem.out).kind not in "iub":
         return f"it writes whole numbers, not {problem.out}"
     if not SHALLOW <= problem.k <= MOST_DIGITS:

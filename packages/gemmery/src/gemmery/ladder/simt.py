@@ -104,7 +104,6 @@ SIMT = (
         "simt_naive",
         idea="one thread per element of C, many blocks",
         parent="simt_single_block",
-        dtypes=(*EVERY, *OTHERS),
         semirings=True,
         geometry=_by_warps,
         expect={**_ALONG_ROWS, "load_sectors_a_request": 2.5},
@@ -259,7 +258,7 @@ def _tiled(
         )
     # Blocks per multiprocessor that registers allow: of sums, fragments of A and B, two of each in a ring, and indices.
     operands = (tm * tn + (2 if stages else 1) * (tm + tn)) * (size // 4)
-    indices = 32 + 16 * ("any" in (problem.a_layout, problem.b_layout))
+    indices = 32 + 16 * ("any" in (problem.a_layout, problem.b_layout)) + 32 * (dtypes.get(problem.dtype).size == 1)
     a, b, c = accesses(problem, bm, bn, bk)
     if stages > 2:  # cp.async does not transpose: it copies operands contiguous in k element by element
         a, b = 1 if problem.a_layout == "row" else a, 1 if problem.b_layout == "col" else b

@@ -30,7 +30,8 @@ __device__ __forceinline__ void split_square(const Digits<T>& x, long long side,
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < DIGITS_TALL * DIGITS_DEEP / 8 / DIGITS_THREADS; ++i) {
-    const int index = threadIdx.x + i * DIGITS_THREADS, s = index / (DIGITS_DEEP / 8), eight = index % (DIGITS_DEEP / 8);
+    const int index = threadIdx.x + i * DIGITS_THREADS;
+    const int s = index / (DIGITS_DEEP / 8), eight = index % (DIGITS_DEEP / 8);
     if (side + s >= x.count()) continue;
     constexpr W HALVES = W(0x8080808080808080) & ((W(1) << (8 * COUNT - 8)) - 1);  // of all digits but the last
     W digits[8];
@@ -54,7 +55,7 @@ __device__ __forceinline__ void split_square(const Digits<T>& x, long long side,
 }
 
 template <class T, class Out, int OF_A, int OF_B>
-__global__ void __launch_bounds__(DIGITS_THREADS, 2) digits_split(const TmaProduct<T, Out> p) {
+__global__ void __launch_bounds__(DIGITS_THREADS, sizeof(Out) < 8 ? 2 : 1) digits_split(const TmaProduct<T, Out> p) {
   using W = typename Select<(sizeof(Out) < 8), u32, u64>::type;
   __shared__ W tile[DIGITS_TALL][DIGITS_ROW];
   ptx::griddepcontrol_launch_dependents();

@@ -133,7 +133,9 @@ def _types(
         common = common if common == "int8" and result in ROUNDED else operand_type(common, result)
     options = options._replace(semiring=semirings.check(options, common) or None)
     precision = None if options.semiring else resolved(options.precision, common, result, x.device)
-    alpha, beta = scalar("alpha", options.alpha, result), scalar("beta", options.beta, result)
+    alpha, beta = options.alpha, options.beta
+    if name != "matmul" or result != "bool":
+        alpha, beta = scalar("alpha", alpha, result), scalar("beta", beta, result)
     check_beta(name, beta, old)
     check_values(options)
     invariant = bool(options.batch_invariant)

@@ -196,6 +196,7 @@ def _call(p: RandomProduct, a: Any, b: Any, c: Any, vectors: Mapping[str, Any]) 
     options |= {"batch_invariant": True} if p.invariant else {}
     options |= {"dtype": p.out} if p.out != p.element and p.function != "gemm" else {}
     options |= {"precision": p.precision} if p.precision else {}
+    options |= {"semiring": p.semiring} if p.semiring else {}
     if p.function == "gemm":
         gm.gemm(p.alpha, a, b, p.beta, c, out=c, **options)
     elif p.function == "grouped_matmul":
@@ -254,7 +255,9 @@ def growth(p: RandomProduct) -> Callable[[int], float]:
     if p.spread:
         return growth_in_parts(p)
     factors = 8.0 if p.scales else 0.0
-    if p.whole or p.dtype == "int8":
+    if element_types.get(p.element).kind == "c":
+        return lambda k: k + 2.0
+    if p.whole or element_types.get(p.element).kind in "iub":
         return lambda k: (factors + k / BLOCK) * bool(p.scales)
     if p.dtype in element_types.FLOAT8:
         return lambda k: (STEP_8 + 1) * CUT_8 * -(-k // STEP_8) + k + factors
@@ -264,6 +267,8 @@ def growth(p: RandomProduct) -> Callable[[int], float]:
 
 def _compared(p: RandomProduct, result: Array, a: Array, b: Array, old: Array, bias: Array | None) -> reference.Checked:
     """Compare C with the reference; of a grouped product, every group."""
+    if p.semiring:
+        return reference.check_semiring(result, a, b, p.semiring, _FLOPS)
     options: dict[str, Any] = {"bias": bias, "activation": p.activation, "most_flops": _FLOPS}
     if not p.ends:
         c = old if p.beta else None

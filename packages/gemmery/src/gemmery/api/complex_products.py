@@ -76,6 +76,15 @@ def multiply(
     return True
 
 
+def as_real(inputs: Inputs, target: View) -> tuple[Inputs, View]:
+    """Return the real product that takes the place of a complex one, of operands that lie row by row, without memory."""
+    x, y = inputs.x, inputs.y
+    real, half = _REAL[x.dtype], dtypes.get(x.dtype).size // 2
+    shapes = (*x.shape[:-1], 2 * x.shape[-1]), (*y.shape[:-2], 2 * y.shape[-2], 2 * y.shape[-1])
+    left, right = (View(0, shape, arrays.contiguous(shape, half), real, x.device) for shape in shapes)
+    return Inputs(left, right), _as_real(target)
+
+
 def _as_real(z: View) -> View:
     """Return rows of complex numbers as rows of real ones."""
     return z._replace(

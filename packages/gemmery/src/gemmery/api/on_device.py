@@ -120,6 +120,8 @@ def planned(x: View, y: View, options: Options) -> PreparedLaunch:
     bias = None if options.bias is None else View(0, shape[-1:], (step,), "f32")
     inputs = Inputs(x, y, bias, epilogue_name(bias, options.activation), scales=factors)
     target = View(0, shape, arrays.contiguous(shape, size), result, x.device)
+    if complex_products.pays(inputs, options):
+        inputs, target = complex_products.as_real(inputs, target)
     return specialised(inputs.call(target, factors.factor != 1, options))
 
 

@@ -135,6 +135,7 @@ def described(call: DeviceCall) -> tuple[Arrangement, Problem]:
         alignments=(low[0], low[1], low[2]),
         scales="" if call.scaling is None else call.scaling.kind,
         groups=form.batch if call.grouped else 0,
+        b_dtype=y.dtype if y.dtype != x.dtype else "",
         split="".join(name for name in call.split if walks_parts(form, name, x if name == "a" else y)),
         **{field: value for field, value in zip(FIELDS, call.options, strict=True) if value is not None},
     )

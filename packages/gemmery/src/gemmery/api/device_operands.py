@@ -115,11 +115,11 @@ def operand_type(common: str, result: str) -> str:
 
 
 def _of_float8(x: View, y: View, dtype: str | None) -> tuple[str, str]:
-    """Return the types of a product of which an operand is float8."""
+    """Return the type of A and that of the product, where an operand is float8; B may be of the other kind of float8."""
     long, other = (dtypes.get(z.dtype).numpy for z in (x, y))
-    if x.dtype != y.dtype:
+    if not {x.dtype, y.dtype}.issubset(dtypes.FLOAT8):
         raise DTypeError(
-            f"a is {long} and b is {other}: on a device float8 is multiplied by its own type only; convert both "
+            f"a is {long} and b is {other}: on a device float8 is multiplied by float8 only; convert both "
             "operands to float16, which holds every value of 8-bit types, or to another type"
         )
     result = dtype or "bf16"

@@ -244,7 +244,7 @@ def _on_device(x: View, y: View, options: Options) -> Explanation:
     peak, bandwidth = _device_limits(dtype, tensor, warpgroups, problem.device)
     peak /= products
     limit = attainable(problem, peak, bandwidth, cache=find(problem.device).l2)
-    copies = _copies(x, y, problem.dtype)
+    copies = () if problem.b_dtype else _copies(x, y, problem.dtype)
     scheme = None if copies else _scheme(x, y, prepared)
     halved = getattr(run, "halves", False) and x.pointer == y.pointer
     return _explanation(

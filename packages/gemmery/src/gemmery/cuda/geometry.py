@@ -100,9 +100,11 @@ def epilogue(problem: Problem) -> int:
 
 
 def element(problem: Problem) -> str:
-    """Return the C++ type of the elements of A and B."""
+    """Return the C++ type of the elements of A and B; of two kinds of float8, the one that names both."""
     if problem.semiring:
         return template("InRing", C_NAMES[problem.dtype], problem.semiring.upper())
+    if problem.b_dtype:
+        return C_NAMES[problem.dtype] + C_NAMES[problem.b_dtype]
     return "tf32" if problem.precision == "tf32" and problem.dtype == "f32" else C_NAMES[problem.dtype]
 
 

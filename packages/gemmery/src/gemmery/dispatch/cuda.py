@@ -52,6 +52,7 @@ def general(problem: Problem) -> Candidate | None:
         or p.scales
         or p.invariant
         or p.semiring
+        or p.b_dtype
         or rung.refuses(p)
         or too_large(p)
         or driver.find(p.device).capability < 80
@@ -94,7 +95,7 @@ def refusal(problem: Problem, candidate: Candidate) -> str:
         return f"it does not support {p.dtype}"
     if p.scales and rung.name not in _FACTORS[p.scales]:
         return f"it applies no factors of kind {p.scales!r}"
-    reason = rung.refuses_semiring(p) or rung.refuses(p) or too_large(p)
+    reason = rung.refuses_kind(p) or rung.refuses(p) or too_large(p)
     if reason or rung.geometry is None:
         return reason
     try:

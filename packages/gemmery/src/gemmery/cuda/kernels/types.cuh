@@ -137,6 +137,8 @@ __device__ __forceinline__ RingSum<R, RING> multiply_add(RingSum<R, RING> x, Rin
 
 struct e4m3 { unsigned char bits; };  // float8: 4 bits of exponent and 3 of fraction, no infinity
 struct e5m2 { unsigned char bits; };
+struct e4m3e5m2 { unsigned char bits; };  // of products of the one by the other: an element of either
+struct e5m2e4m3 { unsigned char bits; };
 
 // The type in which they add products of T, before alpha, beta, bias and scales.
 template <class T> struct AccumulatorOf { using type = float; };

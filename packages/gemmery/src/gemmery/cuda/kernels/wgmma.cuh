@@ -15,6 +15,8 @@ template <> struct WgmmaName<bf16> { static constexpr const char text[] = "k16.f
 template <> struct WgmmaName<tf32> { static constexpr const char text[] = "k8.f32.tf32.tf32"; };
 template <> struct WgmmaName<e4m3> { static constexpr const char text[] = "k32.f32.e4m3.e4m3"; };
 template <> struct WgmmaName<e5m2> { static constexpr const char text[] = "k32.f32.e5m2.e5m2"; };
+template <> struct WgmmaName<e4m3e5m2> { static constexpr const char text[] = "k32.f32.e4m3.e5m2"; };
+template <> struct WgmmaName<e5m2e4m3> { static constexpr const char text[] = "k32.f32.e5m2.e4m3"; };
 template <> struct WgmmaName<i8> { static constexpr const char text[] = "k32.s32.s8.s8"; };
 
 template <int BYTES, bool A_K_MAJOR, bool B_K_MAJOR> struct WgmmaSigns {

@@ -30,6 +30,7 @@ from gemmery.api.device_operands import (
     types,
 )
 from gemmery.api.options import (
+    added,
     check_activation,
     check_added,
     check_beta,
@@ -131,6 +132,8 @@ def _types(
 ) -> tuple[str, str, Options]:
     """Return the type to which A and B promote, the type of the result, and the options with checked values."""
     common, result = types(x, y, options.dtype, old or target)
+    if old is not None and old.dtype in dtypes.FLOAT8:
+        raise DTypeError(f"{added(name)} is {dtypes.get(old.dtype).numpy}: what beta multiplies is float16 or wider")
     if old is not None and common not in dtypes.FLOAT8:
         result = promoted(result, old.dtype)
         common = common if common == "int8" and result in ROUNDED else operand_type(common, result)
@@ -178,8 +181,9 @@ def _bias(bias: Any, x: View, sides: Ints, result: str) -> View:
         raise DTypeError("bias cannot be added to a bool product; pass dtype='int32' to count instead")
     accumulator = dtypes.get(result).accumulator
     if isinstance(bias, NUMBER):
+        number = scalar("bias", bias, result)
         memory = scratch(x, dtypes.get(accumulator).size)
-        ordered.put(scalar("bias", bias, result), accumulator, memory.pointer, x.stream, x.ordinal)
+        ordered.put(number, accumulator, memory.pointer, x.stream, x.ordinal)
         return memory._replace(dtype=accumulator, shape=sides, strides=(0,) * len(sides))
     rows = located(view(bias))
     arrays.together(a=x, bias=rows)
@@ -207,8 +211,8 @@ def _compute(inputs: Inputs, target: View, old: View | None, options: Options) -
         copy(rows, target)
         return None
     served = prepare(inputs.call(target, options.alpha != 1 or options.beta != 0, options))
-    added = None if old is None or options.beta == 0 or arrays.same(old, target) else old
-    enqueue(served, inputs, target, packed_scalars(options.alpha, options.beta, target.dtype), added)
+    other = None if old is None or options.beta == 0 or arrays.same(old, target) else old
+    enqueue(served, inputs, target, packed_scalars(options.alpha, options.beta, target.dtype), other)
     return served
 
 

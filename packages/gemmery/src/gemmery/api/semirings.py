@@ -64,14 +64,13 @@ def product(a: Any, b: Any, x: View, y: View, common: str, result: str, out: Any
         return compute.product(a, b, x, y, common, result, out, terms)
     wide = [arrays.as_numpy(z if z.dtype == "f64" else arrays.converted(z, "f64")) for z in (x, y)]
     value = log_sum_exp(*wide, terms)
-    if out is None:
-        like = arrays.kind(a, b)
-        target = arrays.empty(like, value.shape, result)
-        arrays.store(view(value), target)
-        return arrays.wrap(like, target.owner)
-    target = view(out)
-    compute.writable(target, value.shape, result)
+    like = arrays.kind(a, b) if out is None else value
+    target = arrays.empty(like, value.shape, result)
     arrays.store(view(value), target)
+    if out is None:
+        return arrays.wrap(like, target.owner)
+    compute.writable(view(out), value.shape, result)
+    arrays.store(target, view(out))
     arrays.written(out)
     return out
 

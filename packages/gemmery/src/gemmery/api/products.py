@@ -105,10 +105,9 @@ def _matmul(
     NumPy's `out=(c,)` is taken, as is an `out` with more batches, which are filled. Other options of `numpy.matmul` may
     have their defaults. `np.errstate` has no effect: overflow gives infinities without a warning.
 
-    Arrays on a CUDA device are multiplied there, on the current stream of a's library, in float64, float32, float16 or
-    bfloat16; compute capability 9.0 also multiplies float8 (into bfloat16; float16 or float32 by `dtype` or `out`) and
-    int8 (by `dtype` or `out` into int32, exactly modulo 2**32, bfloat16, float16 or float32). The call does not wait
-    for the result, and a CUDA graph can capture it. `bias` may be a number or a vector on the device.
+    Arrays on a CUDA device are multiplied there, on the current stream of a's library, in all of these types; compute
+    capability 9.0 also multiplies float8 (into bfloat16; float16 or float32 by `dtype` or `out`), and int8 by `dtype`
+    or `out` into bfloat16, float16 or float32. The call does not wait for the result, and a CUDA graph can capture it. `bias` may be a number or a vector on the device.
 
     Raises ShapeError for shapes that cannot be multiplied, DTypeError for element types that are not supported,
     LayoutError for an `out` that is read-only or whose elements share memory, DeviceError for operands on different

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
-from gemmery import arrays, dtypes
+from gemmery import arrays, config, dtypes
 from gemmery.api.device_call import table
 from gemmery.api.device_operands import Inputs
 from gemmery.arrays import View
@@ -22,22 +22,28 @@ from gemmery.problem import Problem
 
 _REAL = {"complex64": "f32", "complex128": "f64"}
 _THREADS, _BLOCKS = 256, 8  # of a block, and of these on a multiprocessor
+# Bytes of B that are expanded at a time, by whole tiles of columns: of 8192^3 in complex128 it would take 4 GB.
+_MOST, _COLUMNS = {"complex64": 1 << 31, "complex128": 1 << 29}, 128
 _WORK, _ROWS = 1 << 24, 64  # multiply-adds and rows of A from which expanding B is a small part
 
 Ints = tuple[int, ...]
 
 
 def pays(inputs: Inputs, options: Options) -> bool:
-    """Return True where a complex product is a real one: on tensor cores, with real scalars and without a bias."""
+    """Return True where a complex product is a real one, which has real scalars and no bias.
+
+    That takes less time than a complex kernel where B is reused: 4096^3 of complex64 10.9 ms and 11.9 on an H200.
+    """
     x, y = inputs.x, inputs.y
     if x.dtype not in _REAL or inputs.bias is not None or options.alpha.imag or options.beta.imag:
         return False
     if not all(2 <= len(z.shape) <= 3 for z in (x, y)) or 0 in (*x.shape, *y.shape):
         return False
-    if x.dtype == "complex64":
-        return options.precision is not None
-    card, work = driver.find(x.device), prod(x.shape[-2:]) * y.shape[-1]
-    return card.peak("tensor_f64") > card.peak("f64") and work >= _WORK and x.shape[-2] >= _ROWS
+    if options.precision in config.FLOAT32_PRECISIONS:
+        return True
+    card = driver.find(x.device)
+    faster = x.dtype == "complex64" or card.peak("tensor_f64") > card.peak("f64")
+    return faster and prod(x.shape[-2:]) * y.shape[-1] >= _WORK and x.shape[-2] >= _ROWS
 
 
 def multiply(
@@ -60,20 +66,36 @@ def multiply(
         memory = scratch(x, prod(rows.shape) * size)
         _launch(rows.shape, rows.strides, x.dtype, x.device, "a")(x.pointer, 0, 0, x.stream, 0, memory.pointer)
         x = memory._replace(shape=x.shape, strides=arrays.contiguous(x.shape, size), dtype=x.dtype, stream=x.stream)
-    columns = _flat(y)
-    memory = scratch(x, 2 * prod(columns.shape) * size)
-    _launch(columns.shape, columns.strides, y.dtype, x.device, "b")(0, y.pointer, 0, x.stream, 0, memory.pointer)
-    k, n = y.shape[-2:]
-    half = size // 2
-    steps = (half, 2 * k * half) if _k_adjacent(columns.strides) else (2 * n * half, half)
-    shape = (*columns.shape[: len(y.shape) - 2], 2 * k, 2 * n)
-    matrices = (4 * k * n * half,) * (len(y.shape) > 2)
-    wide = memory._replace(shape=shape, strides=(*matrices, *steps), dtype=_REAL[y.dtype], stream=x.stream)
-    added = None if old is None else _as_real(old)
-    compute(Inputs(_as_real(x), wide), _as_real(target), added, options)
+    columns, n = _flat(y), y.shape[-1]
+    step = max(_COLUMNS, _MOST[y.dtype] // (2 * prod(columns.shape[:-1]) * size) // _COLUMNS * _COLUMNS)
+    memory = scratch(x, 2 * prod(columns.shape[:-1]) * min(step, n) * size)
+    real = _as_real(x)
+    for first in range(0, n, step):
+        some = [None if z is None else _columns(z, first, step) for z in (y, target, old)]
+        assert some[0] is not None
+        assert some[1] is not None
+        wide = _expanded(some[0], memory, x)
+        compute(Inputs(real, wide), _as_real(some[1]), some[2] and _as_real(some[2]), options)
     for other in others:
         ordered.wait(other, x.stream, x.ordinal)
     return True
+
+
+def _columns(z: View, first: int, count: int) -> View:
+    """Return some columns of the matrices of an array."""
+    shape = *z.shape[:-1], min(count, z.shape[-1] - first)
+    return z._replace(pointer=z.pointer + first * z.strides[-1], shape=shape)
+
+
+def _expanded(y: View, memory: View, x: View) -> View:
+    """Write B as real numbers to memory, on the stream of x."""
+    columns, half = _flat(y), dtypes.get(y.dtype).size // 2
+    _launch(columns.shape, columns.strides, y.dtype, x.device, "b")(0, y.pointer, 0, x.stream, 0, memory.pointer)
+    k, n = y.shape[-2:]
+    steps = (half, 2 * k * half) if _k_adjacent(columns.strides) else (2 * n * half, half)
+    matrices = (4 * k * n * half,) * (len(y.shape) > 2)
+    shape = *y.shape[:-2], 2 * k, 2 * n
+    return memory._replace(shape=shape, strides=(*matrices, *steps), dtype=_REAL[y.dtype], stream=x.stream)
 
 
 def as_real(inputs: Inputs, target: View) -> tuple[Inputs, View]:

@@ -8,7 +8,7 @@ from functools import partial
 from gemmery import dtypes
 from gemmery.cuda.choose import complete
 from gemmery.cuda.choose.cost import quickest
-from gemmery.cuda.choose.data import SIMT_ALONG_K, SIMT_PIPELINED
+from gemmery.cuda.choose.data import SIMT_ALONG_K, SIMT_PIPELINED, SIMT_SEMIRINGS
 from gemmery.cuda.device import GRID, REGISTERS, STATIC_SHARED, THREADS, WARP
 from gemmery.cuda.geometry import Geometry, access, accesses, instance, layouts, sum_size, target, template, tiles
 from gemmery.errors import RefusedError
@@ -225,6 +225,8 @@ def _resolve(problem: Problem, config: Config) -> Config:
     tilings = SIMT_ALONG_K if along_k else SIMT_PIPELINED[size]
     if problem.semiring == "log_sum_exp":
         tilings = tilings[1:]  # the largest would leave no registers for the exponential
+    elif problem.semiring and size == 4:
+        tilings = SIMT_SEMIRINGS
     tile = quickest(tilings, problem.m, problem.n, problem.batch, device.sms)
     if device.capability < 80 or dtypes.get(problem.dtype).size != sum_size(problem):
         tile = tile._replace(stages=2)

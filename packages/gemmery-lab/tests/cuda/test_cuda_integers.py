@@ -148,3 +148,27 @@ def test_one_kind_of_float8_by_the_other(name):
     assert dispatch.choice(case).rung.name == "wgmma_epilogue"
     run_rung(find(CUDA, "wgmma_epilogue"), case, {}, gemm)
     assert np.array_equal(c, a @ b)
+
+
+@pytest.mark.many(3)
+@pytest.mark.parametrize("layouts", [("row", "row", "row"), ("col", "padded", "row"), ("strided", "reversed", "col")])
+@pytest.mark.parametrize(
+    ("name", "other", "out"),
+    [
+        ("bf16", "f32", "f32"), ("f32", "f16", "f32"), ("int8", "bf16", "bf16"), ("f32", "f64", "f64"),
+        ("int8", "int32", "int32"), ("int64", "uint8", "int64"), ("int8", "uint8", "int16"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("rung", ["simt_smem", "simt_pipelined"])
+def test_types_that_differ_are_widened_as_they_are_loaded(rung, name, other, out, layouts):
+    kinds = [numpy_dtype(each) for each in (name, other, out)]
+    a, b = (numbers((2, *shape), kind.name, i) for i, (shape, kind) in enumerate(zip(((37, 29), (29, 45)), kinds, strict=False)))
+    c, _ = multiplied(find(CUDA, rung), a, b, kinds[2].name, layouts, b_dtype=other)
+    wide = "f32" if out == "bf16" else out
+    x, y = (z.astype(numpy_dtype(wide)) for z in (a, b))
+    if out == "bf16":
+        assert np.allclose(c.astype(float), x.astype(float) @ y, rtol=2.0**-8, atol=2.0**-20 * 128 * 29)
+    else:
+        check(c, x, y)
+    p = Problem(8, 1000, 1000, name, out, device="h200", b_dtype=other)
+    assert dispatch.choice(p).rung.name == "simt_pipelined"

@@ -23,6 +23,7 @@ from gemmery.tuples import NamedTuple
 
 _HOPPER = 90  # the only compute capability with wgmma, by which 8-bit types and factors are multiplied
 ROUNDED = ("bf16", "f16", "f32")  # results of 8-bit types, and of operands with factors
+_FEW_ROWS, _SMALL = 16, 1 << 28  # rows or columns of C, and multiply-adds, up to which mixed types are not converted
 BLOCK = 128  # rows and columns of an operand that share a factor
 SCALED = (*dtypes.FLOAT8, "int8", "f16", "bf16")  # element types of operands that may have factors
 NUMBER = (int, float, complex, np.number)
@@ -112,6 +113,20 @@ def types(x: View, y: View, dtype: Any, like: View | None = None) -> tuple[str, 
 def operand_type(common: str, result: str) -> str:
     """Return the type in which a device reads A and B that promote to `common`, for a product of type `result`."""
     return "bool" if result == "bool" else kernel_types(common, result)[0]
+
+
+def stay_mixed(x: View, y: View, common: str, result: str, precision: str | None) -> bool:
+    """Return True if a kernel widens A and B of two types as it loads them: float8, and small products on CUDA cores.
+
+    Others are converted before: that takes a small part of a large product, which then runs by a faster kernel.
+    """
+    if x.dtype == y.dtype or x.dtype in dtypes.FLOAT8:
+        return x.dtype != y.dtype
+    kinds = {dtypes.get(name).kind for name in (common, result)}
+    if min(len(x.shape), len(y.shape)) < 2 or precision is not None or kinds & {"c", "b"}:
+        return False
+    m, n, k = x.shape[-2], y.shape[-1], x.shape[-1]
+    return min(m, n) > 1 and (min(m, n) <= _FEW_ROWS or (common not in ("f16", "bf16") and m * n * k <= _SMALL))
 
 
 def _of_float8(x: View, y: View, dtype: str | None) -> tuple[str, str]:

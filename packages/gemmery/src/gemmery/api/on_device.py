@@ -27,6 +27,7 @@ from gemmery.api.device_operands import (
     operand_type,
     resolved,
     scales,
+    stay_mixed,
     types,
 )
 from gemmery.api.options import (
@@ -116,8 +117,8 @@ def planned(x: View, y: View, options: Options) -> PreparedLaunch:
         check_activation(options.activation, result)
     factors = scales(options, x, y, common, result)
     check_capability(common, result, bool(factors.kind), x.device)
-    x = arrays.once_converted(x, common)
-    y = y if y.dtype in dtypes.FLOAT8 else arrays.once_converted(y, common)
+    if not stay_mixed(x, y, common, result, options.precision):
+        x, y = arrays.once_converted(x, common), arrays.once_converted(y, common)
     step = 0 if isinstance(options.bias, NUMBER) else max(4, size)
     bias = None if options.bias is None else View(0, shape[-1:], (step,), "f32")
     inputs = Inputs(x, y, bias, epilogue_name(bias, options.activation), scales=factors)
@@ -159,8 +160,8 @@ def _inputs(
     sides: Ints = (y.shape[-1] if len(y.shape) > 1 else 1,)
     if offsets is not None:
         sides = y.shape[0], *sides
-    x = _converted(x, common)
-    y = y if y.dtype in dtypes.FLOAT8 else _converted(y, common)
+    if not stay_mixed(x, y, common, result, options.precision):
+        x, y = _converted(x, common), _converted(y, common)
     bias = None if options.bias is None else _bias(options.bias, x, sides, result)
     if options.activation is not None:
         check_activation(options.activation, result)

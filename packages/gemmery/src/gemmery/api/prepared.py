@@ -98,8 +98,8 @@ def specialised(call: DeviceCall) -> PreparedLaunch:
     try:
         return _ready(dispatch.plan(problem), form, problem, call)
     except LayoutError:  # no tensor map has such strides, although they are aligned: take what needs none, or packs
-        sizes = dtypes.get(problem.dtype).size, dtypes.get(problem.dtype).size, dtypes.get(problem.out).size
-        problem = problem._replace(alignments=sizes)
+        sizes = [dtypes.get(name or problem.dtype).size for name in (problem.dtype, problem.b_dtype, problem.out)]
+        problem = problem._replace(alignments=(sizes[0], sizes[1], sizes[2]))
         return _ready(dispatch.plan(problem), form, problem, call)
 
 

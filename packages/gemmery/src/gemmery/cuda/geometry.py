@@ -100,11 +100,12 @@ def epilogue(problem: Problem) -> int:
 
 
 def element(problem: Problem) -> str:
-    """Return the C++ type of the elements of A and B; of two kinds of float8, the one that names both."""
+    """Return the C++ type of the elements of A and B; where they differ, the one that names both."""
     if problem.semiring:
         return template("InRing", C_NAMES[problem.dtype], problem.semiring.upper())
     if problem.b_dtype:
-        return C_NAMES[problem.dtype] + C_NAMES[problem.b_dtype]
+        names = C_NAMES[problem.dtype], C_NAMES[problem.b_dtype]
+        return "".join(names) if problem.dtype in dtypes.FLOAT8 else template("Mixed", *names)
     return "tf32" if problem.precision == "tf32" and problem.dtype == "f32" else C_NAMES[problem.dtype]
 
 
@@ -156,7 +157,8 @@ def vector(problem: Problem, operand: int, most: int = 16) -> int:
     layout = (problem.a_layout, problem.b_layout, problem.c_layout)[operand]
     if layout == "any" or contiguous(problem)[operand] == 1:
         return 1
-    size = dtypes.get(problem.out if operand == 2 else problem.dtype).size
+    name = (problem.dtype, problem.b_dtype or problem.dtype, problem.out)[operand]
+    size = dtypes.get(name).size
     return max(1, min(most, problem.alignments[operand]) // size)
 
 

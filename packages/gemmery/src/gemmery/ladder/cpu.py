@@ -103,7 +103,7 @@ _packed_rung = partial(
     refuses=_packed,
     build=build.packed,
     bound=blocked,
-    mixed=True,
+    mixed=("int8", "uint8"),
     space={"mc": (48, 96, 192, 384), "kc": (128, 256, 512, 1024), "nc": (512, 1024, 2048, 4096)},
 )
 _TILE_SPACE = {"mc": (64, 128, 256, 512), "kc": (512, 1024, 2048, 4096), "nc": (512, 1024, 2048)}

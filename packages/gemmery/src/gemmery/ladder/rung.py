@@ -69,7 +69,7 @@ class Rung(NamedTuple):
     geometry: GeometryOf | None = None  # how a GPU rung is launched
     resolve: Callable[[Problem, Config], Config] = as_given  # the config with every choice made
     bounds: Mapping[str, Growth] = MappingProxyType({})  # by element type ("tf32" too), where it is not `bound`
-    mixed: bool = False  # it takes int8 by uint8, and the reverse; on a GPU one kind of float8 by the other
+    mixed: tuple[str, ...] = ()  # the types of A and B that it takes where they differ
     semirings: bool = False  # it takes products of semirings
     one_sided: bool = False  # with A and B exchanged a sum has other bits: it is added in another order
 
@@ -85,7 +85,7 @@ class Rung(NamedTuple):
 
     def refuses_kind(self, problem: Problem) -> str:
         """Return why it does not take the semiring of a problem, or its types of A and B together; "" if it does."""
-        if problem.b_dtype and not self.mixed:
+        if problem.b_dtype and not {problem.dtype, problem.b_dtype}.issubset(self.mixed):
             return f"A and B must have one type, not {problem.dtype} and {problem.b_dtype}"
         if not problem.semiring:
             return ""

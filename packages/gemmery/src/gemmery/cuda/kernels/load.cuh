@@ -13,11 +13,13 @@ template <class T> struct Panel {
   int sides, depth;
 };
 
-template <class T, class Out> __device__ __forceinline__ Panel<T> panel_of_a(const Product<T, Out>& p, Tile tile) {
+template <class T, class Out>
+__device__ __forceinline__ Panel<typename OperandsOf<T>::A> panel_of_a(const Product<T, Out>& p, Tile tile) {
   return {p.a_at(tile.batch, tile.row, 0), p.a_row, p.a_col, p.m - tile.row, p.k};
 }
 
-template <class T, class Out> __device__ __forceinline__ Panel<T> panel_of_b(const Product<T, Out>& p, Tile tile) {
+template <class T, class Out>
+__device__ __forceinline__ Panel<typename OperandsOf<T>::B> panel_of_b(const Product<T, Out>& p, Tile tile) {
   return {p.b_at(tile.batch, 0, tile.col), p.b_col, p.b_row, p.n - tile.col, p.k};
 }
 

@@ -5,8 +5,10 @@
 // Strides count elements; they may be zero or negative. Sides are below 2^31, offsets are not.
 // cuda/launch.py packs the same fields in the same order.
 template <class T, class Out> struct Product {
-  const T* a;        // (batch, m, k)
-  const T* b;        // (batch, k, n)
+  using A = typename OperandsOf<T>::A;
+  using B = typename OperandsOf<T>::B;
+  const A* a;        // (batch, m, k)
+  const B* b;        // (batch, k, n)
   Out* c;            // (batch, m, n)
   const typename SumFor<Out>::type* bias;
   void* workspace;   // scratch memory of the size requested by the rung
@@ -15,10 +17,10 @@ template <class T, class Out> struct Product {
   int m, n, k, batch;
   typename SumFor<Out>::type alpha, beta;
 
-  __device__ __forceinline__ const T* a_at(int batch_index, int i, int kk) const {
+  __device__ __forceinline__ const A* a_at(int batch_index, int i, int kk) const {
     return a + batch_index * a_batch + i * a_row + kk * a_col;
   }
-  __device__ __forceinline__ const T* b_at(int batch_index, int kk, int j) const {
+  __device__ __forceinline__ const B* b_at(int batch_index, int kk, int j) const {
     return b + batch_index * b_batch + kk * b_row + j * b_col;
   }
   __device__ __forceinline__ Out* c_at(int batch_index, int i, int j) const {

@@ -46,6 +46,11 @@ template <> struct SumFor<u64> { using type = u64; };
 template <class T, class Out> struct SumOf { using type = typename SumFor<Out>::type; };
 template <class T, class Out> using Sum = typename SumOf<T, Out>::type;
 
+// A and B of types of their own, which are widened as they are loaded.
+template <class A, class B> struct Mixed {};
+template <class T> struct OperandsOf { using A = T; using B = T; };
+template <class X, class Y> struct OperandsOf<Mixed<X, Y>> { using A = X; using B = Y; };
+
 // The type that a matrix of T stores in memory, and that of results.
 template <class T> struct StoredAs { using type = T; };
 template <> struct StoredAs<tf32> { using type = float; };

@@ -2,9 +2,9 @@
 
     python benchmarks/types_on_gpu.py --sides 4096,8192 --to times.jsonl
 
-Each case is computed by `gm.matmul` into an array that exists, and, for complex types, by `torch.matmul` in turn; float32
-by the rung `simt_pipelined` is what semirings are divided by. Times are medians of turns between events, after a warm-up.
-Values are not compared: tests and `gemmery verify` do so. Each case is a line of JSON in the file `--to`.
+Each case is computed by `gm.matmul` into an array that exists, and, for complex types, by `torch.matmul` in turn;
+semirings take turns with float32 by the rung `simt_pipelined`. Times are medians of turns between events, after a
+warm-up. Values are not compared: tests and `gemmery verify` do so. Each case is a line of JSON in the file `--to`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,11 @@ def cases(n):
         a, b = numbers(n, name), numbers(n, name)
         c = torch.empty_like(a)
         own = lambda a=a, b=b, c=c, precision=precision: gm.matmul(a, b, out=c, precision=precision)  # noqa: E731
-        yield f"{name} {precision or ''}".strip(), 8 * n**3, *seconds(own, lambda: torch.matmul(a, b, out=c))
+        yield (
+            f"{name} {precision or ''}".strip(),
+            8 * n**3,
+            *seconds(own, lambda a=a, b=b, c=c: torch.matmul(a, b, out=c)),
+        )
     a, b = numbers(n, "float32"), numbers(n, "float32")
     c = torch.empty_like(a)
     plain = on_cuda_cores(a, b, c)

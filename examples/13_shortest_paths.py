@@ -15,7 +15,8 @@ np.fill_diagonal(length, 0)
 paths, edges = length, 1  # of so many edges at most
 while edges < n - 1:
     paths, edges = gm.matmul(paths, paths, semiring="min_plus"), 2 * edges
-print(f"{np.isfinite(length).sum()} edges, {np.isfinite(paths).sum()} pairs with a path, the longest {paths[paths < np.inf].max():.3f}")
+reached = paths[np.isfinite(paths)]
+print(f"{np.isfinite(length).sum()} edges, {reached.size} pairs with a path, the longest {reached.max():.3f}")
 assert (paths <= length).all()
 assert np.allclose(paths, np.minimum(paths, paths[:, :1] + paths[:1]))  # no detour by point 0 is shorter
 

@@ -197,7 +197,9 @@ def values(product: RandomProduct, shape: tuple[int, ...], dtype: str, draw: np.
         return np.asarray(bits[..., 0] < 16) if kind.kind == "b" else bits.view(kind)[..., 0]
     if kind.kind == "c":
         parts = [draw.standard_normal(shape) for _ in range(2)]
-        return np.asarray(np.rint(parts[0]) + 1j * np.rint(parts[1]) if product.whole else parts[0] + 1j * parts[1], kind)
+        return np.asarray(
+            np.rint(parts[0]) + 1j * np.rint(parts[1]) if product.whole else parts[0] + 1j * parts[1], kind
+        )
     if product.whole:
         most = 8 if product.dtype not in FLOAT8 else 2 if product.k <= _EXACT_K else 1
         return draw.integers(-most, most + 1, shape).astype(np.float32).astype(kind)

@@ -47,7 +47,11 @@ def test_batches_vectors_and_out(semiring):
     assert np.allclose(gm.matmul(a[1, 1, 4], b, semiring=semiring), single[4], rtol=1e-5)
     assert np.allclose(gm.matmul(a[1, 1], b[:, 4], semiring=semiring), single[:, 4], rtol=1e-5)
     assert np.allclose(gm.matmul(a[1, 1, 4], b[:, 5], semiring=semiring), single[4, 5], rtol=1e-5)
-    for out in (np.empty((20, 30), np.float32, order="F"), np.empty((40, 60), np.float32)[::2, ::2], np.empty((20, 30))):
+    for out in (
+        np.empty((20, 30), np.float32, order="F"),
+        np.empty((40, 60), np.float32)[::2, ::2],
+        np.empty((20, 30)),
+    ):
         assert gm.matmul(a[1, 1], b, semiring=semiring, out=out) is out
         assert np.array_equal(out, single)
     wide = gm.matmul(a, b, semiring=semiring, dtype="float64")

@@ -60,7 +60,14 @@ def test_whole_numbers_have_numpys_bits(name, shape, layouts):
 @pytest.mark.parametrize("shape", [SMALL, LARGE])
 @pytest.mark.parametrize(
     ("name", "out"),
-    [("int8", "int32"), ("int8", "int64"), ("uint8", "int32"), ("int16", "int32"), ("int32", "int64"), ("bool", "int32")],
+    [
+        ("int8", "int32"),
+        ("int8", "int64"),
+        ("uint8", "int32"),
+        ("int16", "int32"),
+        ("int32", "int64"),
+        ("bool", "int32"),
+    ],
 )
 def test_wider_sums(name, out, shape):
     (a, b), (x, y) = pair(*shape, name)
@@ -121,9 +128,7 @@ def test_semirings(semiring, name, shape):
         assert checked.error_over_bound <= 1, checked
 
 
-@pytest.mark.skipif(
-    bool(driver.missing()) or driver.find("cuda:0").capability != 90, reason="needs a device of sm_90"
-)
+@pytest.mark.skipif(bool(driver.missing()) or driver.find("cuda:0").capability != 90, reason="needs a device of sm_90")
 def test_one_kind_of_float8_by_the_other():
     draw = np.random.default_rng(0)
     a, b = draw.integers(-2, 3, (300, 200)), draw.integers(-2, 3, (200, 400))

@@ -1,7 +1,7 @@
 """Complex products on a device by the kernels for real numbers, of twice the columns and twice the k.
 
-Rows of A and of C are rows of real numbers as they lie; B is expanded in scratch memory (complex_expand.cu). That serves
-tensor cores: those for float64, and those that multiply float32 in parts where `precision` allows it.
+Rows of A and of C are rows of real numbers as they lie; B is expanded in scratch memory (complex_expand.cu). That
+serves tensor cores: those for float64, and those that multiply float32 in parts where `precision` allows it.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _expanded(y: View, memory: View, x: View) -> View:
 
 
 def as_real(inputs: Inputs, target: View) -> tuple[Inputs, View]:
-    """Return the real product that takes the place of a complex one, of operands that lie row by row, without memory."""
+    """Return the real product that takes the place of a complex one, of operands by rows, without memory."""
     x, y = inputs.x, inputs.y
     real, half = _REAL[x.dtype], dtypes.get(x.dtype).size // 2
     shapes = (*x.shape[:-1], 2 * x.shape[-1]), (*y.shape[:-2], 2 * y.shape[-2], 2 * y.shape[-1])

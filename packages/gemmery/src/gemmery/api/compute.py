@@ -130,7 +130,9 @@ def _compute(call: Call, target: View, out: Any = None) -> None:
     x = x if x.dtype == source else arrays.converted(x, source)
     y = y if y.dtype == (other or source) or isinstance(y, PackedView) else arrays.converted(y, source)
     scaled = terms.alpha != 1 or terms.beta != 0
-    prepared = prepared_for(source, kernel_out, x, y, target, terms.epilogue, scaled, terms.invariant, other, terms.semiring)
+    prepared = prepared_for(
+        source, kernel_out, x, y, target, terms.epilogue, scaled, terms.invariant, other, terms.semiring
+    )
     if prepared is None:
         _compute_aside(call, target, out)
         return

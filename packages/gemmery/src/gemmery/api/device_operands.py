@@ -130,7 +130,7 @@ def stay_mixed(x: View, y: View, common: str, result: str, precision: str | None
 
 
 def _of_float8(x: View, y: View, dtype: str | None) -> tuple[str, str]:
-    """Return the type of A and that of the product, where an operand is float8; B may be of the other kind of float8."""
+    """Return the type of A and that of the product where an operand is float8; B may be the other kind."""
     long, other = (dtypes.get(z.dtype).numpy for z in (x, y))
     if not {x.dtype, y.dtype}.issubset(dtypes.FLOAT8):
         raise DTypeError(

@@ -184,7 +184,10 @@ def explain(
     x, y = arrays.once_converted(x, source), arrays.once_converted(y, other or source)
     target = View(0, shape, arrays.contiguous(shape, dtypes.get(out).size), out)
     if ring == "log_sum_exp":  # it is the logarithm of a product of float64
-        copies = (*copies, "the exponentials of a and b, as float64: their product is log_sum_exp but for its logarithm")
+        copies = (
+            *copies,
+            "the exponentials of a and b, as float64: their product is log_sum_exp but for its logarithm",
+        )
         source = out = "f64"
         x, y = arrays.once_converted(x, source), arrays.once_converted(y, source)
         target, ring = View(0, shape, arrays.contiguous(shape, 8), out), ""

@@ -217,10 +217,8 @@ def _compute(inputs: Inputs, target: View, old: View | None, options: Options) -
     return served
 
 
-def enqueue(
-    served: TieredLaunch, inputs: Inputs, target: View, scalars: Scalars, old: View | None = None
-) -> None:
-    """Write a product to `target`, whose element type is the result's, with alpha and beta as `packed_scalars` has them.
+def enqueue(served: TieredLaunch, inputs: Inputs, target: View, scalars: Scalars, old: View | None = None) -> None:
+    """Write a product to `target`, whose element type is the result's, with the `packed_scalars`.
 
     `old` is the memory of an array that is copied into that of `target` before.
     """

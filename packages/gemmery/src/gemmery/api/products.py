@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, overload
 
 from gemmery import arrays, config
-from gemmery.api import array_libraries, opaque
+from gemmery.api import array_libraries, opaque, semirings
 from gemmery.api.array_libraries import NO_PARTS, Keywords
 from gemmery.api.compute import product
 from gemmery.api.options import (
@@ -107,7 +107,8 @@ def _matmul(
 
     Arrays on a CUDA device are multiplied there, on the current stream of a's library, in all of these types; compute
     capability 9.0 also multiplies float8 (into bfloat16; float16 or float32 by `dtype` or `out`), and int8 by `dtype`
-    or `out` into bfloat16, float16 or float32. The call does not wait for the result, and a CUDA graph can capture it. `bias` may be a number or a vector on the device.
+    or `out` into bfloat16, float16 or float32. The call does not wait for the result, and a CUDA graph can capture it.
+    `bias` may be a number or a vector on the device.
 
     Raises ShapeError for shapes that cannot be multiplied, DTypeError for element types that are not supported,
     LayoutError for an `out` that is read-only or whose elements share memory, DeviceError for operands on different
@@ -157,16 +158,12 @@ def _matmul(
         terms = Terms(
             epilogue=name, bias=row, threads=thread_count(options.threads), bias_array=options.bias,
             bias_view=bias_view, dtype=options.dtype, invariant=bool(options.batch_invariant),
+            semiring=semirings.check(options, common),
         )  # fmt: skip
     _compile_entries()
     if out is not None:
         x, y = filling(x, y, viewed("out", out).shape)
-    if options.semiring is not None:
-        from gemmery.api import semirings
-
-        terms = terms._replace(semiring=semirings.check(options, common))
-        return semirings.product(a, b, x, y, common, result, out, terms)
-    return product(a, b, x, y, common, result, out, terms)
+    return (semirings.product if terms.semiring else product)(a, b, x, y, common, result, out, terms)
 
 
 multiply: Callable[..., Any] = _matmul  # or the compiled entry, from the first product on

@@ -76,7 +76,7 @@ def product(a: Any, b: Any, x: View, y: View, common: str, result: str, out: Any
 
 
 def log_sum_exp(a: Array, b: Array, terms: Terms) -> Array:
-    """Return log(sum over k of exp(a[i, k] + b[k, j])) of float64, within 8 u (k + |a| + |b|) of the largest |a| and |b|.
+    """Return log(sum over k of exp(a[i, k] + b[k, j])) of float64.
 
     That is a product of exponentials, each divided by that of the largest element of its row of A or column of B. Where
     it is so small that terms may be lost, or no number, its terms are summed one by one, next to the largest.
@@ -84,7 +84,7 @@ def log_sum_exp(a: Array, b: Array, terms: Terms) -> Array:
     one_row, one_column = a.ndim == 1, b.ndim == 1
     a, b = a[None] if one_row else a, b[:, None] if one_column else b
     if a.shape[-1] == b.shape[-2] == 0:
-        values = np.full(np.broadcast_shapes(a.shape[:-2], b.shape[:-2]) + (a.shape[-2], b.shape[-1]), -np.inf)
+        values = np.full((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]), -np.inf)
     else:
         with np.errstate(all="ignore"):
             tops = [_finite(z.max(axis, keepdims=True, initial=-np.inf)) for z, axis in ((a, -1), (b, -2))]

@@ -159,8 +159,8 @@ class Ready:
     ) -> None:
         """Put the launches on a stream, with the addresses of the operands' first elements.
 
-        `scalars` are those of `packed_scalars`, of 1 and 0 if None. `extra` are the addresses of the factors of A and of B and of
-        offsets, or counters, where the product has any; or of the parts of A and of B that are `kept`.
+        `scalars` are those of `packed_scalars`, of 1 and 0 if None. `extra` are the addresses of the
+        factors of A and of B and of offsets, or counters, where the product has any; or of the parts of A and of B that are `kept`.
         """
         if self._current()[1] != self._context:  # as numbers they take 30 ns longer
             with driver.on(self.ordinal):
@@ -254,9 +254,7 @@ class CudaLaunch:
         overlaps = tuple(launch.overlaps for launch in self.geometry.launches)
         transposed = is_transposed(self.problem, swapped)
         if not self.geometry.maps:
-            return Ready(
-                self._launches, argument, self._ordinal, workspace, transposed, overlaps, out=self.problem.out
-            )
+            return Ready(self._launches, argument, self._ordinal, workspace, transposed, overlaps, out=self.problem.out)
         maps = placed_maps(self.problem, self.geometry, a, b, c)
         if self.problem.k == 0:
             # A kernel copies boxes beyond the end of operands without elements, which may have no address, or any. That
@@ -281,9 +279,7 @@ class CudaLaunch:
                 swapped=swapped,
             )
         counters, out = self.geometry.counters, self.problem.out
-        return Ready(
-            self._launches, argument, self._ordinal, workspace, transposed, overlaps, maps, counters, out
-        )
+        return Ready(self._launches, argument, self._ordinal, workspace, transposed, overlaps, maps, counters, out)
 
     def __call__(
         self,

@@ -48,7 +48,9 @@ def _simt(name: str, problem: Problem, config: Config) -> Geometry:
     tile = _known(SIMT_GENERAL, config["tile"])
     side, bk = tile.bm, tile.bk
     if size == 8 and tile is not SIMT_GENERAL[0]:
-        raise RefusedError(f"tile={side} of {problem.dtype}: its sums take too many registers; use tile={SIMT_GENERAL[0].bm}")
+        raise RefusedError(
+            f"tile={side} of {problem.dtype}: its sums take too many registers; use tile={SIMT_GENERAL[0].bm}"
+        )
     tiling = template("ThreadTiles", side, side, bk, tile.tm, tile.tn)
     threads, parameters = side * side // (tile.tm * tile.tn), (tiling, tile.wm, tile.wn, tile.stages)
     shared = max(tile.stages * bk * 2 * (side + _PAD) * size, side * (side + _PAD) * size)

@@ -75,8 +75,8 @@ UNITS = {
 def unit(dtype: str, tensor: bool, capability: int, warpgroups: bool = False) -> tuple[str, str]:
     """Return the element type and the unit whose peak bounds products of `dtype` (or "tf32"), on tensor cores or not.
 
-    CUDA cores widen float16 and bfloat16 to float32, and multiply integers no faster; tensor cores do not compute full float32. `warpgroups` tells that
-    the kernel may use wgmma where the device has it.
+    CUDA cores widen float16 and bfloat16 to float32, and multiply integers no faster; tensor cores do not compute full
+    float32. `warpgroups` tells that the kernel may use wgmma where the device has it.
 
     >>> unit("f16", tensor=False, capability=90), unit("f16", tensor=True, capability=90, warpgroups=True)
     (('f32', 'CUDA cores'), ('f16', 'wgmma'))

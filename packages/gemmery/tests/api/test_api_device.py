@@ -259,7 +259,7 @@ def test_an_explanation_names_factors_and_invariance():
         ("uint8", "uint8", {"dtype": "int32"}, ("uint8", "", "int32")),
         ("bool", "bool", {}, ("bool", "", "bool")),
         ("bool", "bool", {"semiring": "or_and"}, ("bool", "", "bool")),
-        ("complex64", "complex64", {}, ("complex64", "", "complex64")),
+        ("complex64", "complex64", {}, ("f32", "", "f32")),
         ("complex64", "complex64", {"precision": "f32_tensor"}, ("f32", "", "f32")),
         ("complex128", "complex128", {}, ("f64", "", "f64")),
         ("e4m3", "e5m2", {}, ("e4m3", "e5m2", "bf16")),

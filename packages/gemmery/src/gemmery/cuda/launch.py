@@ -159,8 +159,8 @@ class Ready:
     ) -> None:
         """Put the launches on a stream, with the addresses of the operands' first elements.
 
-        `scalars` are those of `packed_scalars`, of 1 and 0 if None. `extra` are the addresses of the
-        factors of A and of B and of offsets, or counters, where the product has any; or of the parts of A and of B that are `kept`.
+        `scalars` are those of `packed_scalars`, of 1 and 0 if None. `extra` are the addresses of the factors of A and
+        of B and of offsets, or counters, where the product has any; or of the parts of A and of B that are `kept`.
         """
         if self._current()[1] != self._context:  # as numbers they take 30 ns longer
             with driver.on(self.ordinal):

@@ -13,6 +13,7 @@ from typing import Any
 from gemmery import arrays, dtypes
 from gemmery.api.device_call import table
 from gemmery.api.device_operands import Inputs
+from gemmery.arrange import Ints
 from gemmery.arrays import View
 from gemmery.cuda import driver, ordered
 from gemmery.cuda.geometry import C_NAMES, template
@@ -25,8 +26,6 @@ _THREADS, _BLOCKS = 256, 8  # of a block, and of these on a multiprocessor
 # Bytes of B that are expanded at a time, by whole tiles of columns: of 8192^3 in complex128 it would take 4 GB.
 _MOST, _COLUMNS = {"complex64": 1 << 31, "complex128": 1 << 29}, 128
 _WORK, _ROWS = 1 << 24, 64  # multiply-adds and rows of A from which expanding B is a small part
-
-Ints = tuple[int, ...]
 
 
 def pays(inputs: Inputs, options: Options) -> bool:
@@ -134,10 +133,10 @@ def _launch(shape: Ints, strides: Ints, dtype: str, device: str, operand: str) -
         name, count = template("complex_rows", real), -(-rows // 32) * -(-columns // 32) * batch
     else:
         name, count = template("complex_expand", real, _k_adjacent(strides)), -(-prod(shape) // _THREADS)
-    given = View(0, shape, strides, dtype)
+    own = View(0, shape, strides, dtype)
     others = [View(0, sides, arrays.contiguous(sides, dtypes.get(dtype).size), dtype) for sides in ((batch, m, k),
               (batch, k, n), (batch, m, n))]  # fmt: skip
-    a, b = (given, others[1]) if operand == "a" else (others[0], given)
+    a, b = (own, others[1]) if operand == "a" else (others[0], own)
     argument = product_argument(Problem(m, n, k, dtype, dtype, batch, device=device), a, b, others[2])
     function = int(driver.function("complex_expand.cu", name, card.ordinal, 0))
     grid = min(count, _BLOCKS * card.sms), 1, 1

@@ -40,7 +40,7 @@ def check(options: Options, common: str) -> str:
 
     Raises ArgumentError for a name that is none and for options that it has not, DTypeError for other element types.
     """
-    name = options.semiring
+    name: Any = options.semiring
     if name is None:
         return ""
     if not isinstance(name, str) or name not in SEMIRINGS:
@@ -62,8 +62,8 @@ def product(a: Any, b: Any, x: View, y: View, common: str, result: str, out: Any
     """Return the product of views on the CPU in the semiring of `terms`, as `compute.product` does."""
     if terms.semiring != "log_sum_exp":
         return compute.product(a, b, x, y, common, result, out, terms)
-    wide = [arrays.as_numpy(z if z.dtype == "f64" else arrays.converted(z, "f64")) for z in (x, y)]
-    value = log_sum_exp(*wide, terms)
+    left, right = (arrays.as_numpy(z if z.dtype == "f64" else arrays.converted(z, "f64")) for z in (x, y))
+    value = log_sum_exp(left, right, terms)
     like = arrays.kind(a, b) if out is None else value
     target = arrays.empty(like, value.shape, result)
     arrays.store(view(value), target)
@@ -88,8 +88,8 @@ def log_sum_exp(a: Array, b: Array, terms: Terms) -> Array:
     else:
         with np.errstate(all="ignore"):
             tops = [_finite(z.max(axis, keepdims=True, initial=-np.inf)) for z, axis in ((a, -1), (b, -2))]
-            shares = [np.exp(z - top) for z, top in zip((a, b), tops, strict=True)]
-            sums = compute.product(*shares, *map(view, shares), "f64", "f64", None, Terms(threads=terms.threads))
+            p, q = (np.exp(z - top) for z, top in zip((a, b), tops, strict=True))
+            sums = compute.product(p, q, view(p), view(q), "f64", "f64", None, Terms(threads=terms.threads))
             values = np.log(sums) + tops[0] + tops[1]
             lost = ~((sums >= _LEAST) & (sums < np.inf))
         if lost.any():

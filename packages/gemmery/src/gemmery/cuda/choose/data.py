@@ -254,7 +254,7 @@ PAIRED_PARTS = (Instance(128, 96, 6, 1, 1), Instance(64, 96, 6, 1, 1, speed=80),
 RESIDUES = (Instance(128, 256, 4, 1, 1), Instance(128, 128, 6, 1, 1, speed=85))
 # Whole numbers by their bytes: two blocks of a cluster share columns of B. Sums of 64 bits leave room for half a tile;
 # on an H200 4096^3 of int64 takes 3.79 ms so, and 4.70 without clusters, of int32 1.10 and 1.11 (types_on_gpu.py).
-DIGITS = (Instance(128, 256, 4, 2, 1), Instance(128, 128, 6, 1, 1, speed=83), Instance(128, 256, 4, 1, 1, speed=99))
+DIGITS = (Instance(128, 256, 4, 1, 1), Instance(128, 128, 6, 1, 1, speed=83), Instance(128, 256, 4, 2, 1, speed=99))
 DIGITS_WIDE = (Instance(128, 128, 6, 2, 1), Instance(128, 128, 6, 1, 1, speed=80))
 # About 200 KB each; speeds fitted together with the constants of `cost.grouped_cycles`.
 GROUPS = (Instance(128, 256, 4, 1, 1), Instance(128, 128, 6, 1, 1, speed=93), Instance(128, 64, 8, 1, 1, speed=80))

@@ -23,6 +23,7 @@ from gemmery_lab.measure.torch_operands import tensors_in as on_gpu
 from gemmery_lab.measure.work import numpy_dtype
 from gemmery_lab.random_products import (
     PARTS,
+    RINGS,
     TYPES,
     MatrixImage,
     RandomProduct,
@@ -127,8 +128,9 @@ def verify(
 def _spelled(name: str, kind: str) -> str:
     """Return the name of an element type that can be drawn for a kind of device. Raises ArgumentError."""
     try:
-        known = (*TYPES[kind], "f32", *(PARTS if kind == "cuda" else ()))
-        return element_types.resolve(name, dict.fromkeys(known))
+        also = (*RINGS, *(PARTS if kind == "cuda" else ()))
+        known = [each for each in TYPES[kind] if each not in also]
+        return element_types.resolve(name, dict.fromkeys((*known, "f32", "tf32")[: -1 if kind == "cpu" else None]), also)
     except DTypeError as error:
         raise ArgumentError(f"products on {kind}: {error}") from None
 

@@ -84,10 +84,10 @@ def test_the_largest_sums_of_bytes_are_exact():
     """Digits of -128 in all places: sums of one weight are as large as they can be, and sums of two do not fit."""
     k = 20_000  # 4 products of digits fit 32 bits, the fifth does not
     least = -(0x80 * (2**64 - 1) // 255) % 2**64
-    a = np.full((1, 1, k), least, np.uint64).view(np.int64)
-    b = np.full((1, k, 1), least, np.uint64).view(np.int64)
+    a = np.full((1, 2, k), least, np.uint64).view(np.int64)
+    b = np.full((1, k, 2), least, np.uint64).view(np.int64)
     c, _ = multiplied(DIGITS, a, b, "int64")
-    assert int(c[0, 0, 0]) % 2**64 == k * least * least % 2**64
+    assert {int(each) % 2**64 for each in c.flat} == {k * least * least % 2**64}
 
 
 @pytest.mark.parametrize("k", [0, 1, 31, MOST_DIGITS + 1])

@@ -58,6 +58,8 @@ def _refuses(problem: Problem) -> str:
     """Refuse what it does not sum exactly, and what has too little k to fill a stage."""
     if problem.groups:
         return in_groups(problem)
+    if 1 in (problem.m, problem.n):
+        return f"C is {problem.m} x {problem.n}: to split a matrix takes longer than to multiply it; use simt_pipelined"
     if problem.epilogue.split("+")[-1] not in ("", "bias"):
         return f"activations are of floats, not of {problem.out}: apply {problem.epilogue} to the result"
     if dtypes.get(problem.out).kind not in "iub":

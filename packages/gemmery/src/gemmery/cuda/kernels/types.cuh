@@ -21,7 +21,9 @@ template <class R> struct alignas(2 * sizeof(R)) Complex {
   Complex() = default;
   __device__ __forceinline__ constexpr Complex(R real, R imaginary = 0) : re(real), im(imaginary) {}
   __device__ __forceinline__ Complex& operator+=(Complex x) { return *this = {re + x.re, im + x.im}; }
-  __device__ __forceinline__ Complex& operator*=(Complex x);
+  __device__ __forceinline__ Complex& operator*=(Complex x) {
+    return *this = {re * x.re - im * x.im, re * x.im + im * x.re};
+  }
   __device__ __forceinline__ bool operator!=(R x) const { return re != x || im != 0; }
 };
 using complex64 = Complex<float>;
@@ -86,9 +88,6 @@ template <class R>
 __device__ __forceinline__ Complex<R> multiply_add(Complex<R> x, Complex<R> y, Complex<R> sum) {
   return {multiply_add(-x.im, y.im, multiply_add(x.re, y.re, sum.re)),
           multiply_add(x.im, y.re, multiply_add(x.re, y.im, sum.im))};
-}
-template <class R> __device__ __forceinline__ Complex<R>& Complex<R>::operator*=(Complex<R> x) {
-  return *this = {multiply_add(-im, x.im, re * x.re), multiply_add(im, x.re, re * x.im)};
 }
 
 // The 0 of sums.

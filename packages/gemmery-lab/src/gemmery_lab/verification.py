@@ -130,7 +130,9 @@ def _spelled(name: str, kind: str) -> str:
     try:
         also = (*RINGS, *(PARTS if kind == "cuda" else ()))
         known = [each for each in TYPES[kind] if each not in also]
-        return element_types.resolve(name, dict.fromkeys((*known, "f32", "tf32")[: -1 if kind == "cpu" else None]), also)
+        return element_types.resolve(
+            name, dict.fromkeys((*known, "f32", "tf32")[: -1 if kind == "cpu" else None]), also
+        )
     except DTypeError as error:
         raise ArgumentError(f"products on {kind}: {error}") from None
 

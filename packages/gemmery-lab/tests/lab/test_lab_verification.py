@@ -167,7 +167,9 @@ def test_nothing_follows_an_error_of_the_device(monkeypatch):
 
 
 def test_what_cannot_be_verified_is_refused():
-    with pytest.raises(ArgumentError, match=r"dtype 'e4m3' is not supported.*Supported: f16, bf16, f32, int8, int16.*min_plus"):
+    with pytest.raises(
+        ArgumentError, match=r"dtype 'e4m3' is not supported.*Supported: f16, bf16, f32, int8, int16.*min_plus"
+    ):
         lab.verify(1, dtypes=["e4m3"])
     with pytest.raises(ArgumentError, match="products 0"):
         lab.verify(0)

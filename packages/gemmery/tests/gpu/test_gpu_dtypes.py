@@ -95,6 +95,14 @@ def test_scalars_bias_out_batches_and_repeats(name, shape):
     assert torch.equal(both[0], both[1])
 
 
+def test_the_largest_sums_of_bytes_are_exact():
+    """Digits of -128 in all places: sums of one weight are as large as they can be, and those of all do not fit 32 bits."""
+    k, least = 20_000, -(0x80 * (2**64 - 1) // 255) % 2**64
+    a = torch.from_numpy(np.full((256, k), least, np.uint64).view(np.int64)).cuda()
+    expected = k * least * least % 2**64
+    assert (gm.matmul(a, a.T.clone()).cpu().numpy().view(np.uint64) == expected).all()
+
+
 def test_a_graph_keeps_a_product_of_bytes():
     (a, b), (x, y) = pair(1024, 1024, 1024, "int32")
     out, graph = torch.empty_like(x), torch.cuda.CUDAGraph()

@@ -96,7 +96,7 @@ def test_scalars_bias_out_batches_and_repeats(name, shape):
 
 
 def test_the_largest_sums_of_bytes_are_exact():
-    """Digits of -128 in all places: sums of one weight are as large as they can be, and those of all do not fit 32 bits."""
+    """Digits of -128 in all places: sums of one weight are as large as they can be, those of all do not fit."""
     k, least = 20_000, -(0x80 * (2**64 - 1) // 255) % 2**64
     a = torch.from_numpy(np.full((256, k), least, np.uint64).view(np.int64)).cuda()
     expected = k * least * least % 2**64

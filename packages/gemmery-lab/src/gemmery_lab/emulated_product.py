@@ -132,7 +132,7 @@ def product_bytes(
     problem: Problem, geometry: Geometry, gemm: Gemm, addresses: Mapping[str, int], workspace: int
 ) -> bytes:
     """Return the argument of a rung's kernels for arrays at these addresses."""
-    dtypes_of = {"A": problem.dtype, "B": problem.dtype, "C": problem.out, "offsets": "int32"}
+    dtypes_of = {"A": problem.dtype, "B": problem.b_dtype or problem.dtype, "C": problem.out, "offsets": "int32"}
     dtypes_of["bias"] = dtypes.get(problem.out).accumulator
     views = {
         name: View(addresses[name], array.shape, array.strides, dtypes_of.get(name, "f32"))

@@ -9,11 +9,17 @@ import numpy as np
 
 from gemmery.dtypes import FLOAT8, Array
 from gemmery.epilogues.random_epilogues import random_epilogue
-from gemmery.keywords import ACTIVATIONS
+from gemmery.keywords import ACTIVATIONS, SEMIRINGS
 from gemmery.ladder import float32_parts
 from gemmery_lab.measure.work import numpy_dtype
 
-TYPES = {"cpu": ("f16", "bf16", "f32", "int8"), "cuda": ("f16", "bf16", "tf32", *FLOAT8, "int8")}
+# Integers, bools and complex numbers; and float32 in a semiring.
+OTHERS = ("int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool", "complex64", "complex128")
+RINGS = tuple(name for name in SEMIRINGS if name != "or_and")
+TYPES = {
+    "cpu": ("f16", "bf16", "f32", "int8", *OTHERS, *RINGS),
+    "cuda": ("f16", "bf16", "tf32", *FLOAT8, "int8", *OTHERS, *RINGS),
+}
 PARTS = ("f32_tensor", "f32_strict", "f32_plus")  # float32 with one of these precisions, in batches
 GUARD = 64  # bytes of ones before and after a matrix, NaN in every floating type
 HALF = ("f16", "bf16")
@@ -65,7 +71,12 @@ class RandomProduct:
     @property
     def element(self) -> str:
         """The element type of A and B."""
-        return self.dtype if not self.precision else "f32"
+        return "f32" if self.precision or self.semiring else self.dtype
+
+    @property
+    def semiring(self) -> str | None:
+        """What the call names as `semiring`."""
+        return self.dtype if self.dtype in RINGS else None
 
     @property
     def precision(self) -> str | None:
@@ -95,6 +106,8 @@ def drawn(seed: int, types: Sequence[str], kind: str) -> RandomProduct:
     dtype = str(np.random.default_rng([seed, 1]).choice(list(types)))
     if dtype in PARTS:
         return batch_in_parts(seed, dtype)
+    if dtype in (*OTHERS, *RINGS):
+        return plain_product(seed, dtype)
     draw = np.random.default_rng([seed, 0])
     functions = ["matmul"] * 3 + ["grouped_matmul"] * (dtype != "tf32") + ["gemm"] * (dtype not in (*FLOAT8, "int8"))
     function = str(draw.choice(functions))
@@ -131,6 +144,25 @@ def drawn(seed: int, types: Sequence[str], kind: str) -> RandomProduct:
     if product.ends or any(product.shared) or np.random.default_rng([seed, 3]).random() >= _SYMMETRIC:
         return product
     return replace(product, n=m, bias=False, beta=0.0, scales="", out=_results(dtype, "", function)[0], symmetric=True)
+
+
+def plain_product(seed: int, dtype: str) -> RandomProduct:
+    """Return the product of a seed, of a type of OTHERS or a semiring of RINGS; large ones are of whole tiles at times.
+
+    >>> plain_product(3, "int64").out, plain_product(3, "min_plus").out
+    ('int64', 'f32')
+    """
+    draw = np.random.default_rng([seed, 8])
+    batch = int(draw.integers(2, 6)) if draw.random() < 0.25 else 1
+    m, n, k = _sides(draw, batch, draw.random() < 2 * _LARGE)
+    layouts = str(draw.choice(_READ)), str(draw.choice(_READ)), str(draw.choice(_STORED))
+    scaled = dtype not in ("bool", *RINGS) and bool(draw.random() < 0.3)
+    out = "f32" if dtype in RINGS else dtype
+    if dtype in OTHERS[:6] and not scaled and draw.random() < 0.2:
+        out = dtype.rstrip("0123456789") + "64"
+    product = RandomProduct(seed, dtype, "gemm" if scaled else "matmul", m, n, k, batch, out, layouts,
+                            _shared(draw, batch), whole=bool(draw.random() < 0.5))  # fmt: skip
+    return replace(product, alpha=float(draw.choice([2, -1])), beta=float(draw.choice([0, 3]))) if scaled else product
 
 
 def _sides(draw: np.random.Generator, batch: int, large: bool) -> tuple[int, int, int]:
@@ -173,8 +205,16 @@ def _ends(draw: np.random.Generator, rows: int) -> tuple[int, ...]:
 def values(product: RandomProduct, shape: tuple[int, ...], dtype: str, draw: np.random.Generator) -> Array:
     """Return random numbers of an element type."""
     kind = numpy_dtype(dtype)
-    if dtype in ("int8", "int32"):
+    if dtype in ("int8", "int32") and product.dtype == "int8":
         return draw.integers(-128, 128, shape).astype(kind)
+    if kind.kind in "iub":
+        bits = draw.integers(0, 256, (*shape, kind.itemsize), np.uint8)
+        return np.asarray(bits[..., 0] < 16) if kind.kind == "b" else bits.view(kind)[..., 0]
+    if kind.kind == "c":
+        parts = [draw.standard_normal(shape) for _ in range(2)]
+        return np.asarray(
+            np.rint(parts[0]) + 1j * np.rint(parts[1]) if product.whole else parts[0] + 1j * parts[1], kind
+        )
     if product.whole:
         most = 8 if product.dtype not in FLOAT8 else 2 if product.k <= _EXACT_K else 1
         return draw.integers(-most, most + 1, shape).astype(np.float32).astype(kind)

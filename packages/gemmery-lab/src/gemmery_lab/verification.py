@@ -25,6 +25,7 @@ from gemmery_lab.measure.torch_operands import tensors_in as on_gpu
 from gemmery_lab.measure.work import numpy_dtype
 from gemmery_lab.random_products import (
     PARTS,
+    RINGS,
     TYPES,
     MatrixImage,
     RandomProduct,
@@ -129,8 +130,11 @@ def verify(
 def _spelled(name: str, kind: str) -> str:
     """Return the name of an element type that can be drawn for a kind of device. Raises ArgumentError."""
     try:
-        known = (*TYPES[kind], "f32", *(PARTS if kind == "cuda" else ()))
-        return element_types.resolve(name, dict.fromkeys(known))
+        also = (*RINGS, *(PARTS if kind == "cuda" else ()))
+        known = [each for each in TYPES[kind] if each not in also]
+        return element_types.resolve(
+            name, dict.fromkeys((*known, "f32", "tf32")[: -1 if kind == "cpu" else None]), also
+        )
     except DTypeError as error:
         raise ArgumentError(f"products on {kind}: {error}") from None
 
@@ -225,6 +229,7 @@ def _call(p: RandomProduct, a: Any, b: Any, c: Any, vectors: Mapping[str, Any]) 
     options |= {"batch_invariant": True} if p.invariant else {}
     options |= {"dtype": p.out} if p.out != p.element and p.function != "gemm" else {}
     options |= {"precision": p.precision} if p.precision else {}
+    options |= {"semiring": p.semiring} if p.semiring else {}
     if p.function == "gemm":
         gm.gemm(p.alpha, a, b, p.beta, c, out=c, **options)
     elif p.function == "grouped_matmul":
@@ -283,7 +288,9 @@ def growth(p: RandomProduct) -> Callable[[int], float]:
     if p.spread:
         return growth_in_parts(p)
     factors = 8.0 if p.scales else 0.0
-    if p.whole or p.dtype == "int8":
+    if element_types.get(p.element).kind == "c":
+        return lambda k: k + 2.0
+    if p.whole or element_types.get(p.element).kind in "iub":
         return lambda k: (factors + k / BLOCK) * bool(p.scales)
     if p.dtype in element_types.FLOAT8:
         return lambda k: (STEP_8 + 1) * CUT_8 * -(-k // STEP_8) + k + factors
@@ -293,6 +300,8 @@ def growth(p: RandomProduct) -> Callable[[int], float]:
 
 def _compared(p: RandomProduct, result: Array, a: Array, b: Array, old: Array, bias: Array | None) -> reference.Checked:
     """Compare C with the reference; of a grouped product, every group."""
+    if p.semiring:
+        return reference.check_semiring(result, a, b, p.semiring, _FLOPS)
     options: dict[str, Any] = {"bias": bias, "activation": p.activation, "most_flops": _FLOPS}
     if not p.ends:
         c = old if p.beta else None

@@ -82,10 +82,10 @@ def test_the_handler_of_devices_launches_on_the_stream_of_xla(monkeypatch):
 
 def test_the_handler_of_devices_returns_errors_to_xla(monkeypatch):
     monkeypatch.setattr(ordered, "where", lambda pointer: 0)
-    call = Frame((4096, (2, 2), "int32"), (8192, (2, 2), "int32"), (16384, (2, 2), "int32"))
+    call = Frame((4096, (2, 2), "f32"), (8192, (2, 2), "f32"), (16384, (2, 2), "f16"))
     assert handler.handle(call.address) == 4242
     ((message, code),) = call.errors
-    assert "DTypeError: int32 on cuda:0: devices multiply float64" in message
+    assert "DTypeError: dtype='float16' cannot represent every float32 value" in message
     assert code == 13
 
 

@@ -402,4 +402,17 @@ HOPPER = (
         shape=(40, 48, 136),
         name="f64",
     ),
+    *of(
+        "wgmma_digits",
+        ("wgmma_digits.cu", "<< 8);", "<< 7);", "sums of a weight are shifted by 7 bits"),
+        ("digits_split.cu", ") ^ HALVES;", ");", "digits are 128 too large"),
+        shape=(40, 48, 136),
+        name="int32",
+    ),
+    *of(
+        "wgmma_digits",
+        ("wgmma_digits.cu", "W(i64(this->sums", "W(u32(this->sums", "negative sums lose their sign"),
+        shape=(40, 48, 136),
+        name="int64",
+    ),
 )

@@ -16,7 +16,9 @@ from gemmery.tuples import NamedTuple
 
 Activation = Literal["relu", "gelu", "silu"]
 Precision = Literal[Float32Precision, "f64_normwise"]
+Semiring = Literal["min_plus", "max_plus", "max_times", "or_and", "log_sum_exp"]
 ACTIVATIONS: tuple[str, ...] = get_args(Activation)
+SEMIRINGS: tuple[str, ...] = get_args(Semiring)
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 DTypeName = Literal[
     "float64", "float32", "float16", "bfloat16", "complex64", "complex128",
@@ -81,6 +83,7 @@ class MatmulOptions(GemmOptions, GroupedOptions, total=False):
 
     epilogue: Any
     operands: Mapping[str, Any] | None
+    semiring: Semiring | None
 
 
 class ContractionOptions(GemmOptions, total=False):
@@ -141,6 +144,7 @@ OPTIONS = {
     "batch_invariant": Option(bool, False, field="invariant"),
     "epilogue": Option(),
     "operands": Option(),
+    "semiring": Option(Semiring | None, field="semiring"),
 }
 DEFAULTS = {name: option.default for name, option in OPTIONS.items()}
 
@@ -161,6 +165,7 @@ class Options(NamedTuple):
     batch_invariant: Any = False
     epilogue: Any = None
     operands: Any = None
+    semiring: str | None = None
 
     def passed(self) -> dict[str, Any]:
         """Return the options that differ from their defaults, as keywords of `matmul`."""

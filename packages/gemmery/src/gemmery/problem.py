@@ -41,7 +41,8 @@ class Problem(NamedTuple):
     group: int = 0  # elements of a column of B that share a factor
     levels: str = ""  # the kind of an element of B, where cuda/weights.py arranged B; "": B is packed by rows, or not
     interleaved: bool = False  # elements of A, B and C are adjacent along the batch
-    b_dtype: str = ""  # of B where it is another one: int8 by uint8, or the reverse
+    b_dtype: str = ""  # of B where it is another one
+    semiring: str = ""  # what takes the place of addition and multiplication: keywords.SEMIRINGS; "": they themselves
     split: str = ""  # which of A and B were split before, of float32 in parts: "", "a", "b" or "ab"
 
     def transposed(self) -> Problem:

@@ -226,6 +226,38 @@ def check_outputs(
     return checks
 
 
+def check_semiring(result: Array, a: Array, b: Array, semiring: str, most_flops: float = 4e8, seed: int = 0) -> Checked:
+    """Compare a product in a semiring of floats with the reference, as `check` does.
+
+    The least and the largest are of sums or products in the accumulator's type, to the last bit. log_sum_exp may be off
+    by u (k (2 log(k) + 8) + 4 (|a| + |b|)), of the largest finite |a| of its row and |b| of its column.
+
+    >>> a = np.eye(2)
+    >>> check_semiring(np.array([[1.0, 0.0], [0.0, 1.0]]), a, a, "min_plus").ok
+    True
+    """
+    where, picked = _sample(result.shape, 8 * result.size * a.shape[-1], most_flops, seed)
+    result = _take(result, result.shape[:-2], where)
+    a, b = _take(a, picked, where), _take(b, picked, (*where[:-1], slice(None)))
+    out, k = dtypes.get(result.dtype.name).name, a.shape[-1]
+    accumulator = dtypes.get(dtypes.get(out).accumulator)
+    adds = semiring == "log_sum_exp"
+    a, b = (_wide(z) if adds else z.astype(accumulator.numpy) for z in (a, b))
+    start = np.inf if semiring == "min_plus" else -np.inf
+    combine = {"min_plus": np.fmin, "log_sum_exp": np.logaddexp}.get(semiring, np.fmax)
+    expected = np.full((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]), start, a.dtype)
+    with np.errstate(all="ignore"):
+        for i in range(k):
+            x, y = a[..., :, i, None], b[..., None, i, :]
+            expected = combine(expected, x * y if semiring == "max_times" else x + y)
+        sizes = [np.where(np.isfinite(z), np.abs(z), 0).max(axis, initial=0) for z, axis in ((a, -1), (b, -2))]
+    largest = (sizes[0][..., :, None] + sizes[1][..., None, :]).astype(np.float64)
+    allowed = adds * accumulator.unit_roundoff * (k * (2 * math.log(max(k, 1)) + 8) + 4 * largest)
+    if adds or out != accumulator.name:  # it is rounded
+        allowed = allowed + _unit(out) * np.abs(expected).astype(np.float64) + _tiny(out)
+    return _worst(_ratio(result, expected, allowed, out), result, expected, allowed, where)
+
+
 def require(result: Array, a: Array, b: Array, f_of_k: Callable[[int], float] = float, **options: object) -> Checked:
     """Run `check`, and raise CheckError with the worst element if it is not within its bound."""
     checked = check(result, a, b, f_of_k, **options)  # type: ignore[arg-type]

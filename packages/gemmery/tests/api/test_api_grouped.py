@@ -251,7 +251,7 @@ def test_no_launch_for_all_groups_where_wgmma_does_not_multiply(change):
             gm.ShapeError,
             r"one for each group, .* \(3, 4\)",
         ),
-        ({"a": e4m3(4, 4), "b": half(3, 4, 4)}, gm.DTypeError, "multiplied by their own type only"),
+        ({"a": e4m3(4, 4), "b": half(3, 4, 4)}, gm.DTypeError, "multiplied by float8 only"),
         ({"out": Matrix((4, 5))}, gm.ShapeError, "the product"),
     ],
 )

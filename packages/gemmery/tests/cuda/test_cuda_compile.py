@@ -186,7 +186,9 @@ def test_another_instance_or_architecture_is_compiled_anew(compilations):
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize(("old", "new"), [("int j = ", "int j = 1 + "), ("S sum = 0;", "S sum = 1;")])
+@pytest.mark.parametrize(
+    ("old", "new"), [("int j = ", "int j = 1 + "), ("S sum = ZeroOf<S>::value();", "S sum = S(1);")]
+)
 def test_a_changed_source_is_compiled_anew(compilations, monkeypatch, old, new):
     """The file itself, or that of its parent, which it includes."""
     before, text = nvrtc.code(*KERNEL), nvrtc.text

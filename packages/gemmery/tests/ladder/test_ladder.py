@@ -87,7 +87,8 @@ def matrices(shape, name, out, layouts=("C", "C", "C"), batch=1, shared=(False, 
 def takes(rung, name, out):
     """Return True if the rung takes this pair of element types."""
     return any(
-        not rung.refuses(problem(*matrices(shape, name, out))) for shape in [(64, 64, 64), (64, 1, 64), (4, 4, 4), (4, 2, 4)]
+        not rung.refuses(problem(*matrices(shape, name, out)))
+        for shape in [(64, 64, 64), (64, 1, 64), (4, 4, 4), (4, 2, 4)]
     )
 
 

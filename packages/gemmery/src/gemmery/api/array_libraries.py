@@ -21,8 +21,8 @@ from gemmery.tuples import NamedTuple
 if TYPE_CHECKING:
     from gemmery.api.device_operands import Inputs
     from gemmery.api.prepared import TieredLaunch
+    from gemmery.cuda.launch import Scalars
 
-Scalars = tuple[float, float]
 Keywords = dict[str, Any]  # the options that a call names
 # (a, b, out, the function's name, alpha and beta or None, options or None, addresses of parts of operands that were
 # split) -> the result, or None for a call not seen before. A call with options has its scalars in the table.
@@ -66,9 +66,14 @@ def remember(
 
     `target` is the result, a new array or `out`. `keywords` are the options that the call named.
     """
+    from gemmery.cuda.launch import packed_scalars
+
     library = _library_of(inputs.x.array)
     if library is None:
         return
+    kind = dtypes.get(target.dtype).kind
+    if kind == "c" and isinstance(library, Torch):
+        return  # a conjugate view has the same address, shape and strides
     x, y, *others = (z for z in inputs.read if z is not None)
     a, b, out = x.array, y.array, None if is_new else target.array
     if any(type(z) not in library.types for z in ((a, b) if is_new else (a, b, out))):
@@ -76,13 +81,15 @@ def remember(
     if options.alpha == 0 or served.form.runs != 1 or any(z.stream != x.stream for z in (y, *others, target)):
         return
     words: tuple[Any, ...] | None = ()
-    extras, scalars = None, (options.alpha.real, options.beta.real)
+    extras, scalars = None, packed_scalars(options.alpha, options.beta, target.dtype)
     if any(inputs.parts) or keywords:
         words = library.words(keywords, inputs.parts) if name == "matmul" else None
-        bias_dtype = library.dtype("f64" if target.dtype == "f64" else "f32")
+        bias_dtype = library.dtype(dtypes.get(target.dtype).accumulator)
         extras = KnownOptions(tuple(_apart(z, target) for z in others), bias_dtype, scalars)
-    elif scalars == (1, 0):
+    elif options.alpha == 1 and options.beta == 0:
         name = PLAIN[name]
+    elif kind != "f":  # the fast path packs alpha and beta as they are
+        return
     if words is None or (options.old is not None and (is_new or options.old is not out)):
         return
     key = (*library.key(a, b, out, name, x.pointer, y.pointer, 0 if is_new else target.pointer), *words)
@@ -145,6 +152,8 @@ def _preparing() -> Callable[..., KnownCall | None]:
         present = None if dtype is None or (scalars and scalars[1]) else images.present(dtype, ordinal)
         if present is None or (dtype == "f32" and get_float32_precision() is not None):  # general kernels: plain
             return None
+        if scalars and dtypes.get(present.dtype).kind != "f":  # they are packed in another way
+            return None
         new = prepare_new(present, key[0], a, a_step, b, b_step, p, q, scalars is not None)
         return new and keep(table.calls, key, KnownCall(*new, key[3], 0, 0, 0, 0))
 
@@ -191,7 +200,7 @@ class Torch:
         """Return the look-ups of calls by their keys: without options, and with them."""
         calls, recording, strided, types = table.calls, self.torch.is_grad_enabled, self.torch.strided, self.types
         key_of, words_of, fresh, make = self.key, self.words, _preparing(), pytorch.comparer(self.torch)
-        served = ("f64", "f32", "f16", "bf16")
+        served = ("f64", "f32", "f16", "bf16", "int32", "int64")
         names = {getattr(self.torch, dtypes.get(name).numpy, name): name for name in served}  # of general kernels
 
         def known(a: Any, b: Any, out: Any, p: int, q: int, r: int, name: str, scalars: Scalars | None) -> Any:

@@ -81,6 +81,7 @@ def prepare(
     invariant: bool = False,
     packed: bool = False,
     other: str = "",
+    semiring: str = "",
 ) -> Prepared | None:
     """Return the kernel and the form of a product; cached for each combination of shapes and strides.
 
@@ -104,8 +105,9 @@ def prepare(
         epilogue,
         scaled,
         invariant=invariant,
+        semiring=semiring,
         b_dtype=other,
-        interleaved=source == out and size == form.a[0] == form.b[0] == form.c[0],
+        interleaved=not semiring and source == out and size == form.a[0] == form.b[0] == form.c[0],
     )
     if problem.interleaved and not cpu.along_batch(problem):
         problem = problem._replace(interleaved=False)
@@ -128,7 +130,9 @@ def _compute(call: Call, target: View, out: Any = None) -> None:
     x = x if x.dtype == source else arrays.converted(x, source)
     y = y if y.dtype == (other or source) or isinstance(y, PackedView) else arrays.converted(y, source)
     scaled = terms.alpha != 1 or terms.beta != 0
-    prepared = prepared_for(source, kernel_out, x, y, target, terms.epilogue, scaled, terms.invariant, other)
+    prepared = prepared_for(
+        source, kernel_out, x, y, target, terms.epilogue, scaled, terms.invariant, other, terms.semiring
+    )
     if prepared is None:
         _compute_aside(call, target, out)
         return
@@ -156,9 +160,10 @@ def prepared_for(
     scaled: bool = False,
     invariant: bool = False,
     other: str = "",
+    semiring: str = "",
 ) -> Prepared | None:
     """Return `prepare` of these views."""
-    terms = epilogue, scaled, invariant, isinstance(y, PackedView), other
+    terms = epilogue, scaled, invariant, isinstance(y, PackedView), other, semiring
     return prepare(source, out, x.shape, x.strides, y.shape, y.strides, target.shape, target.strides, *terms)
 
 

@@ -102,7 +102,7 @@ def described(call: DeviceCall) -> tuple[Arrangement, Problem]:
     Parts of operands that the product walks in another order, or that CUDA cores multiply, do not count.
     """
     x, y, c = call.x, call.y, call.c
-    size, out_size = dtypes.get(x.dtype).size, dtypes.get(c.dtype).size
+    size, b_size, out_size = (dtypes.get(z.dtype).size for z in (x, y, c))
     if call.grouped:  # a batch of matrices of B, which shares A and C; an offset says where each group has its rows
         (m, k), (groups, _, n) = x.shape, y.shape
         (a_row, a_column), (each, b_row, b_column), (c_row, c_column) = x.strides, y.strides, c.strides
@@ -112,7 +112,7 @@ def described(call: DeviceCall) -> tuple[Arrangement, Problem]:
         form = arrange(x.shape, x.strides, y.shape, y.strides, c.shape, c.strides, out_size, more_columns=more_columns)
     m, n, k = form.m, form.n, form.k
     layouts, low = [], []
-    sides = (x, m, k, form.a, size), (y, k, n, form.b, size), (c, m, n, form.c, out_size)
+    sides = (x, m, k, form.a, size), (y, k, n, form.b, b_size), (c, m, n, form.c, out_size)
     for i, (z, rows, columns, steps, each) in enumerate(sides):
         layouts.append(layout(rows, columns, steps[1], steps[2], each))
         pointer = math.gcd(z.pointer, *(step[i] for _, step in form.loops))
@@ -135,6 +135,7 @@ def described(call: DeviceCall) -> tuple[Arrangement, Problem]:
         alignments=(low[0], low[1], low[2]),
         scales="" if call.scaling is None else call.scaling.kind,
         groups=form.batch if call.grouped else 0,
+        b_dtype=y.dtype if y.dtype != x.dtype else "",
         split="".join(name for name in call.split if walks_parts(form, name, x if name == "a" else y)),
         **{field: value for field, value in zip(FIELDS, call.options, strict=True) if value is not None},
     )

@@ -12,7 +12,7 @@ import numpy as np
 from gemmery import arrays, config, dtypes
 from gemmery.api.device_call import DeviceCall, table
 from gemmery.api.options import dtype_name, scalar
-from gemmery.api.promote import promoted, widened
+from gemmery.api.promote import can_cast, kernel_types, promoted, widened
 from gemmery.arrange import Ints
 from gemmery.arrays import View, view
 from gemmery.cuda import driver, ordered
@@ -21,13 +21,12 @@ from gemmery.errors import ArgumentError, DTypeError, LayoutError, RefusedError,
 from gemmery.keywords import Options, for_kernel
 from gemmery.tuples import NamedTuple
 
-SERVED = ("f64", "f32", "f16", "bf16")
 _HOPPER = 90  # the only compute capability with wgmma, by which 8-bit types and factors are multiplied
 ROUNDED = ("bf16", "f16", "f32")  # results of 8-bit types, and of operands with factors
+_FEW_ROWS, _SMALL = 16, 1 << 28  # rows or columns of C, and multiply-adds, up to which mixed types are not converted
 BLOCK = 128  # rows and columns of an operand that share a factor
-EIGHT_BITS = (*dtypes.FLOAT8, "int8")
-SCALED = (*EIGHT_BITS, "f16", "bf16")  # element types of operands that may have factors
-NUMBER = (int, float, np.number)
+SCALED = (*dtypes.FLOAT8, "int8", "f16", "bf16")  # element types of operands that may have factors
+NUMBER = (int, float, complex, np.number)
 
 
 class OperandScales(NamedTuple):
@@ -95,55 +94,62 @@ def types(x: View, y: View, dtype: Any, like: View | None = None) -> tuple[str, 
     """Return the type to which A and B are converted, and that of the result.
 
     `dtype` is what `dtype=` names. `like` is `out` or the C that beta multiplies, whose type decides on results of
-    8-bit types that `dtype=` does not.
+    float8 and int8 that `dtype=` does not.
 
     Raises DTypeError for types that the device does not multiply.
     """
     dtype = None if dtype is None else dtype_name(dtype)
-    if x.dtype in EIGHT_BITS or y.dtype in EIGHT_BITS:
-        return _of_eight_bits(x, y, dtype or (like and like.dtype))
-    for z in (x, y):
-        if z.dtype not in SERVED:
-            raise unserved(z)
+    if x.dtype in dtypes.FLOAT8 or y.dtype in dtypes.FLOAT8:
+        return _of_float8(x, y, dtype or (like and like.dtype))
     common = promoted(x.dtype, y.dtype)
+    if dtype is None and like is not None and common == "int8" and can_cast(common, like.dtype, "safe"):
+        dtype = like.dtype
+    if common == "int8" and dtype in ROUNDED:
+        return common, dtype
     result = common if dtype is None else widened(common, dtype)
-    if result not in SERVED:
-        raise DTypeError(f"dtype={dtypes.get(result).numpy!r} is not supported on {x.device}; pass float64 or float32")
-    return common, result
+    return operand_type(common, result), result
 
 
-def unserved(z: View) -> DTypeError:
-    """Return the error for an operand of a type that devices do not multiply."""
-    return DTypeError(
-        f"{dtypes.get(z.dtype).numpy} on {z.device}: devices multiply float64, float32, float16 and bfloat16, and "
-        "float8 and int8 where their compute capability is 9.0; convert the operand, or move it to the CPU, which "
-        "multiplies every type but float8"
-    )
+def operand_type(common: str, result: str) -> str:
+    """Return the type in which a device reads A and B that promote to `common`, for a product of type `result`."""
+    return "bool" if result == "bool" else kernel_types(common, result)[0]
 
 
-def _of_eight_bits(x: View, y: View, dtype: str | None) -> tuple[str, str]:
-    """Return the types of a product of which an operand is float8 or int8."""
+def stay_mixed(x: View, y: View, common: str, result: str, precision: str | None) -> bool:
+    """Return True if a kernel widens A and B of two types as it loads them: float8, and small products on CUDA cores.
+
+    Others are converted before: that takes a small part of a large product, which then runs by a faster kernel.
+    """
+    if x.dtype == y.dtype or x.dtype in dtypes.FLOAT8:
+        return x.dtype != y.dtype
+    kinds = {dtypes.get(name).kind for name in (common, result)}
+    if min(len(x.shape), len(y.shape)) < 2 or precision is not None or kinds & {"c", "b"}:
+        return False
+    m, n, k = x.shape[-2], y.shape[-1], x.shape[-1]
+    return min(m, n) > 1 and (min(m, n) <= _FEW_ROWS or (common not in ("f16", "bf16") and m * n * k <= _SMALL))
+
+
+def _of_float8(x: View, y: View, dtype: str | None) -> tuple[str, str]:
+    """Return the type of A and that of the product where an operand is float8; B may be the other kind."""
     long, other = (dtypes.get(z.dtype).numpy for z in (x, y))
-    if x.dtype != y.dtype:
+    if not {x.dtype, y.dtype}.issubset(dtypes.FLOAT8):
         raise DTypeError(
-            f"a is {long} and b is {other}: on a device float8 and int8 are multiplied by their own type only; convert "
-            "both operands to float16, which holds every value of 8-bit types, or to another type"
+            f"a is {long} and b is {other}: on a device float8 is multiplied by float8 only; convert both "
+            "operands to float16, which holds every value of 8-bit types, or to another type"
         )
-    whole = x.dtype == "int8"
-    result = dtype or ("int8" if whole else "bf16")
-    if result in ROUNDED or (whole and result == "int32"):
+    result = dtype or "bf16"
+    if result in ROUNDED:
         return x.dtype, result
-    wraps = " sums would wrap around;" if result == "int8" else ""
     raise DTypeError(
-        f"a product of {long} into {dtypes.get(result).numpy} on {x.device}:{wraps} the result can be "
-        f"{'int32, ' if whole else ''}bfloat16, float16 or float32; pass one of them as dtype=, or an out of that type"
+        f"a product of {long} into {dtypes.get(result).numpy} on {x.device}: the result can be bfloat16, float16 or "
+        "float32; pass one of them as dtype=, or an out of that type"
     )
 
 
 @lru_cache
-def check_capability(dtype: str, has_factors: bool, device: str) -> None:
+def check_capability(dtype: str, result: str, has_factors: bool, device: str) -> None:
     """Raise DTypeError if a device has no kernels for 8-bit types, or for operands with arrays of factors."""
-    eight = dtype in EIGHT_BITS
+    eight = dtype in dtypes.FLOAT8 or (dtype == "int8" and result in ROUNDED)
     card = driver.find(device) if eight or has_factors else None
     if card is not None and card.capability != _HOPPER:
         long = dtypes.get(dtype).numpy
@@ -204,8 +210,9 @@ def resolved(precision: Any, common: str, result: str, device: str) -> str | Non
     Raises ArgumentError for one that the product cannot have, RefusedError for one that the device cannot have.
     """
     effective = checked(precision, common, result)
-    if effective is None and (common, result) == ("f32", "f32"):
+    if effective is None and (common, result) in (("f32", "f32"), ("complex64", "complex64")):
         effective = get_float32_precision()
+        effective = None if common == "complex64" and effective == "f32_plus" else effective
     if effective in _ON_HOPPER and driver.find(device).capability != 90:
         card = driver.find(device)
         raise RefusedError(
@@ -222,7 +229,8 @@ def checked(precision: Any, common: str, result: str) -> str | None:
     """
     if precision is None:
         return None
-    float32, float64 = ((common, result) == (name, name) for name in ("f32", "f64"))
+    float32 = (common, result) == ("f32", "f32") or (common == result == "complex64" and precision != "f32_plus")
+    float64 = (common, result) in (("f64", "f64"), ("complex128", "complex128"))
     known = config.FLOAT32_PRECISIONS if float32 else (_OF_FLOAT64,) if float64 else ()
     if not (isinstance(precision, str) and precision in known):  # `in` compares an array element by element
         raise ArgumentError(

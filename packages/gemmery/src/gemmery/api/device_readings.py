@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 
 from gemmery import arrays, dtypes
-from gemmery.api.device_operands import SERVED, located
+from gemmery.api.device_operands import located
 from gemmery.arrays import View, view
 from gemmery.cuda.traced_function import Strides
 from gemmery.epilogues.graph import GraphOperand
 from gemmery.errors import ArgumentError, ShapeError
 from gemmery.tuples import NamedTuple
+
+READ = ("f64", "f32", "f16", "bf16")  # what kernels read for a function; other types are converted before
 
 
 class DeviceReading(NamedTuple):
@@ -42,7 +44,7 @@ def operand_of(
             f"({n},) for the columns, ({m}, 1) for the rows, or ({m}, {n}), with batch dimensions that broadcast"
         )
     z = view(value)
-    if z.dtype not in SERVED:
+    if z.dtype not in READ:
         z = view(arrays.astype(value, element))
     if joined and not (math.prod(outer) == 1 and (rows == 1 or math.prod(batch) == 1)):
         whole = xp.broadcast_to(z.array.reshape((*outer, rows, columns)), (*batch, m, columns))

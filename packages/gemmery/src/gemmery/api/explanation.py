@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gemmery import arrays, config, display, dtypes
-from gemmery.api import array_libraries, opaque, products
+from gemmery.api import array_libraries, opaque, products, semirings
 from gemmery.api.compute import prepared_for, types_of
 from gemmery.api.options import epilogue, only_on_devices, record, result_types, thread_count
 from gemmery.arrange import Ints, result_shape
@@ -101,6 +101,7 @@ class Explanation:
             *(self.scheme.facts if self.scheme else []),
             *([("factors", _FACTORS[p.scales])] if p.scales else []),
             *([("invariant", "the bits of a row of C do not depend on m")] if p.invariant else []),
+            *([("semiring", f"{p.semiring} takes the place of sums and products")] if p.semiring else []),
             *([("kernel", self.kernel)] if self.kernel else []),
             *([("fused", self.fused)] if self.fused else []),
             *([("symmetric", "half the tiles: b is a's memory, transposed, so C is mirrored")] if self.halved else []),
@@ -177,6 +178,7 @@ def explain(
         return _on_device(x, y, options)
     only_on_devices(options)
     common, result = result_types(x, y, options.dtype)
+    ring = semirings.check(options, common)
     shape = _shape(x, y)
     count = thread_count(options.threads) or cpu_threads.get()
     epilogue_name, _, _ = epilogue(options.bias, options.activation, x, y, result)
@@ -189,7 +191,16 @@ def explain(
         copies = (*copies, f"the {dtypes.get(out).numpy} counts of true pairs are compared with 0: the result is bool")
     x, y = arrays.once_converted(x, source), arrays.once_converted(y, other or source)
     target = View(0, shape, arrays.contiguous(shape, dtypes.get(out).size), out)
-    prepared = prepared_for(source, out, x, y, target, epilogue_name, False, bool(options.batch_invariant), other)
+    if ring == "log_sum_exp":  # it is the logarithm of a product of float64
+        copies = (
+            *copies,
+            "the exponentials of a and b, as float64: their product is log_sum_exp but for its logarithm",
+        )
+        source = out = "f64"
+        x, y = arrays.once_converted(x, source), arrays.once_converted(y, source)
+        target, ring = View(0, shape, arrays.contiguous(shape, 8), out), ""
+    invariant = bool(options.batch_invariant)
+    prepared = prepared_for(source, out, x, y, target, epilogue_name, False, invariant, other, ring)
     assert prepared is not None  # a contiguous C has adjacent elements
     from gemmery.limits import attainable
 
@@ -228,6 +239,7 @@ def _on_device(x: View, y: View, options: Options) -> Explanation:
     """Explain a product on a CUDA device."""
     from gemmery.api import on_device
     from gemmery.cuda.driver import find
+    from gemmery.ladder import integers
     from gemmery.limits import attainable
 
     _shape(x, y)
@@ -236,12 +248,14 @@ def _on_device(x: View, y: View, options: Options) -> Explanation:
     dtype, products = problem.precision or problem.dtype, 1
     if plan.rung.name.startswith(("split_", "ozaki_")):
         dtype, products = _IN_PARTS[problem.precision]
+    elif plan.rung.name == "wgmma_digits":
+        dtype, products = "int8", integers.products(problem.dtype, problem.out)
     warpgroups = products > 1 or plan.rung.name.startswith("wgmma_")
     tensor = warpgroups or plan.rung.name.startswith(("mma_", "wmma_"))
     peak, bandwidth = _device_limits(dtype, tensor, warpgroups, problem.device)
     peak /= products
     limit = attainable(problem, peak, bandwidth, cache=find(problem.device).l2)
-    copies = _copies(x, y, problem.dtype)
+    copies = () if problem.b_dtype else _copies(x, y, problem.dtype)
     scheme = None if copies else _scheme(x, y, prepared)
     halved = getattr(run, "halves", False) and x.pointer == y.pointer
     return _explanation(

@@ -18,8 +18,8 @@ import numpy as np
 from gemmery import arrays, dtypes
 from gemmery.api.codes import bits_of, library_of
 from gemmery.api.device_call import DeviceCall, described, table
-from gemmery.api.device_operands import SERVED, located, resolved, types
-from gemmery.api.device_readings import DeviceReading, operand_of, place_of, reading_of, vector_of
+from gemmery.api.device_operands import located, resolved, types
+from gemmery.api.device_readings import READ, DeviceReading, operand_of, place_of, reading_of, vector_of
 from gemmery.api.on_device import copy, finished, new, scratch, write
 from gemmery.api.prepared import operand_views
 from gemmery.arrays import View, view
@@ -162,7 +162,7 @@ def apply(
     graph = _with_kinds(with_kinds, graph, tuple(each.operand for each in readings), result)
     totals = [located(view(each)) for each in sums]
     if any(node.op == "sum" for node in graph.nodes):
-        totals = [z if z.dtype in SERVED else located(view(arrays.astype(z.array, element))) for z in totals]
+        totals = [z if z.dtype in READ else located(view(arrays.astype(z.array, element))) for z in totals]
         totals = [z if z.strides == arrays.contiguous(z.shape, dtypes.get(z.dtype).size) else
                   located(view(z.array.contiguous())) for z in totals]  # fmt: skip
     first = totals[0]
@@ -240,7 +240,7 @@ def _fused(
 ) -> Fused | None:  # fmt: skip
     """Return the launch of the product and its function, if a kernel does both."""
     c, n = outputs[0], bs[0].shape[1]
-    if graph.statistics or options.scale_a is not None or options.scale_b is not None or c.dtype not in SERVED:
+    if graph.statistics or options.scale_a is not None or options.scale_b is not None or c.dtype not in READ:
         return None
     if a.dtype not in ("f16", "bf16", "f32") or resolved(options.precision, a.dtype, c.dtype, a.device):
         return None

@@ -13,23 +13,25 @@ from typing import Any
 import numpy as np
 
 from gemmery import arrays, dtypes
-from gemmery.api import array_libraries
+from gemmery.api import array_libraries, complex_products, semirings
 from gemmery.api.array_libraries import NO_PARTS, Keywords
 from gemmery.api.compute import writable
 from gemmery.api.device_operands import (
     NUMBER,
-    SERVED,
+    ROUNDED,
     Inputs,
     OperandScales,
     check_capability,
     group_scales,
     located,
+    operand_type,
     resolved,
     scales,
+    stay_mixed,
     types,
-    unserved,
 )
 from gemmery.api.options import (
+    added,
     check_activation,
     check_added,
     check_beta,
@@ -44,6 +46,7 @@ from gemmery.api.promote import promoted
 from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, view
 from gemmery.cuda import driver, ordered
+from gemmery.cuda.launch import Scalars, packed_scalars
 from gemmery.cuda.ordered import DeviceArray
 from gemmery.errors import ArgumentError, DeviceError, DTypeError, LayoutError, brief
 from gemmery.keywords import NO_OPTIONS, Options
@@ -73,7 +76,7 @@ def product(
         writable(target, shape, result)
     factors = scales(options, x, y, common, result)
     inputs = _inputs(x, y, common, result, options, factors, parts)
-    check_capability(common, bool(factors.kind), x.device)
+    check_capability(common, result, bool(factors.kind), x.device)
     if factors.factor != 1:
         options = options._replace(alpha=scalar("scale_a times scale_b", options.alpha * factors.factor, result))
     arrays.unchanged(a=x, b=y, c=old, out=target)
@@ -99,7 +102,7 @@ def write(x: View, y: View, target: View, precision: str | None = None) -> Tiere
     Raises DTypeError for element types that the device does not multiply, RefusedError for a precision it cannot have.
     """
     common, result = types(x, y, None if target.dtype == x.dtype else target.dtype)
-    check_capability(common, False, x.device)
+    check_capability(common, result, False, x.device)
     options = NO_OPTIONS._replace(precision=resolved(precision, common, result, x.device))
     return _compute(Inputs(x, y), target._replace(dtype=result), None, options)
 
@@ -113,12 +116,15 @@ def planned(x: View, y: View, options: Options) -> PreparedLaunch:
     if options.activation is not None:
         check_activation(options.activation, result)
     factors = scales(options, x, y, common, result)
-    check_capability(common, bool(factors.kind), x.device)
-    x, y = arrays.once_converted(x, common), arrays.once_converted(y, common)
+    check_capability(common, result, bool(factors.kind), x.device)
+    if not stay_mixed(x, y, common, result, options.precision):
+        x, y = arrays.once_converted(x, common), arrays.once_converted(y, common)
     step = 0 if isinstance(options.bias, NUMBER) else max(4, size)
     bias = None if options.bias is None else View(0, shape[-1:], (step,), "f32")
     inputs = Inputs(x, y, bias, epilogue_name(bias, options.activation), scales=factors)
     target = View(0, shape, arrays.contiguous(shape, size), result, x.device)
+    if complex_products.pays(inputs, options):
+        inputs, target = complex_products.as_real(inputs, target)
     return specialised(inputs.call(target, factors.factor != 1, options))
 
 
@@ -127,18 +133,17 @@ def _types(
 ) -> tuple[str, str, Options]:
     """Return the type to which A and B promote, the type of the result, and the options with checked values."""
     common, result = types(x, y, options.dtype, old or target)
-    if old is not None and common in SERVED:
-        if old.dtype not in SERVED:
-            raise unserved(old)
-        result = promoted(common, old.dtype)
-    precision = resolved(options.precision, common, result, x.device)
-    alpha, beta = scalar("alpha", options.alpha, result), scalar("beta", options.beta, result)
+    if old is not None and old.dtype in dtypes.FLOAT8:
+        raise DTypeError(f"{added(name)} is {dtypes.get(old.dtype).numpy}: what beta multiplies is float16 or wider")
+    if old is not None and common not in dtypes.FLOAT8:
+        result = promoted(result, old.dtype)
+        common = common if common == "int8" and result in ROUNDED else operand_type(common, result)
+    options = options._replace(semiring=semirings.check(options, common) or None)
+    precision = None if options.semiring else resolved(options.precision, common, result, x.device)
+    alpha, beta = options.alpha, options.beta
+    if name != "matmul" or result != "bool":
+        alpha, beta = scalar("alpha", alpha, result), scalar("beta", beta, result)
     check_beta(name, beta, old)
-    if result == "int32" and (alpha != 1 or beta != 0 or options.bias is not None):
-        raise DTypeError(
-            "a product of int8 into int32 on a device has no alpha, beta or bias: apply them to the result of "
-            "gm.matmul(a, b, dtype='int32'), or pass dtype='float32'"
-        )
     check_values(options)
     invariant = bool(options.batch_invariant)
     return common, result, options._replace(alpha=alpha, beta=beta, batch_invariant=invariant, precision=precision)
@@ -155,7 +160,8 @@ def _inputs(
     sides: Ints = (y.shape[-1] if len(y.shape) > 1 else 1,)
     if offsets is not None:
         sides = y.shape[0], *sides
-    x, y = _converted(x, common), _converted(y, common)
+    if not stay_mixed(x, y, common, result, options.precision):
+        x, y = _converted(x, common), _converted(y, common)
     bias = None if options.bias is None else _bias(options.bias, x, sides, result)
     if options.activation is not None:
         check_activation(options.activation, result)
@@ -172,10 +178,13 @@ def _bias(bias: Any, x: View, sides: Ints, result: str) -> View:
 
     The stream writes a number of the host there.
     """
+    if result == "bool":
+        raise DTypeError("bias cannot be added to a bool product; pass dtype='int32' to count instead")
     accumulator = dtypes.get(result).accumulator
     if isinstance(bias, NUMBER):
+        number = scalar("bias", bias, result)
         memory = scratch(x, dtypes.get(accumulator).size)
-        ordered.put(float(bias), accumulator, memory.pointer, x.stream, x.ordinal)
+        ordered.put(number, accumulator, memory.pointer, x.stream, x.ordinal)
         return memory._replace(dtype=accumulator, shape=sides, strides=(0,) * len(sides))
     rows = located(view(bias))
     arrays.together(a=x, bias=rows)
@@ -193,16 +202,23 @@ def _compute(inputs: Inputs, target: View, old: View | None, options: Options) -
     """
     if 0 in target.shape:
         return None
+    if complex_products.pays(inputs, options):
+        if complex_products.multiply(inputs, target, old, options, scratch, _compute):
+            return None
+        rows = new(inputs.x, target.shape, target.dtype)
+        if old is not None:
+            copy(old, rows)
+        _compute(inputs, rows, None if old is None else rows, options)
+        copy(rows, target)
+        return None
     served = prepare(inputs.call(target, options.alpha != 1 or options.beta != 0, options))
-    added = None if old is None or options.beta == 0 or arrays.same(old, target) else old
-    enqueue(served, inputs, target, (options.alpha.real, options.beta.real), added)
+    other = None if old is None or options.beta == 0 or arrays.same(old, target) else old
+    enqueue(served, inputs, target, packed_scalars(options.alpha, options.beta, target.dtype), other)
     return served
 
 
-def enqueue(
-    served: TieredLaunch, inputs: Inputs, target: View, scalars: tuple[float, float], old: View | None = None
-) -> None:
-    """Write a product to `target`, whose element type is the result's, with alpha and beta.
+def enqueue(served: TieredLaunch, inputs: Inputs, target: View, scalars: Scalars, old: View | None = None) -> None:
+    """Write a product to `target`, whose element type is the result's, with the `packed_scalars`.
 
     `old` is the memory of an array that is copied into that of `target` before.
     """
@@ -301,7 +317,7 @@ def grouped_product(
     terms = terms._replace(batch_invariant=bool(terms.batch_invariant))
     factors = group_scales(terms, x, y, common, result)
     inputs = _inputs(x, y, common, result, terms, factors, offsets=where)
-    check_capability(common, bool(factors.kind), x.device)
+    check_capability(common, result, bool(factors.kind), x.device)
     written = target or new(x, shape, result)
     if 0 not in (*shape, y.shape[0]):  # without groups, a kernel has neither a matrix nor an offset to read
         ends = _launch_groups(inputs, written, terms)
@@ -349,7 +365,7 @@ def _launch_groups(inputs: Inputs, target: View, terms: Options) -> list[int] | 
         where = scratch(x, ends.nbytes)
         inputs = inputs._replace(offsets=where)
         ordered.bring(ends.ctypes.data, where.pointer, ends.nbytes, x.stream, x.ordinal)
-    enqueue(served, inputs, target, (inputs.scales.factor, 0.0))
+    enqueue(served, inputs, target, packed_scalars(inputs.scales.factor, 0, target.dtype))
     return None
 
 

@@ -98,8 +98,8 @@ def specialised(call: DeviceCall) -> PreparedLaunch:
     try:
         return _ready(dispatch.plan(problem), form, problem, call)
     except LayoutError:  # no tensor map has such strides, although they are aligned: take what needs none, or packs
-        sizes = dtypes.get(problem.dtype).size, dtypes.get(problem.dtype).size, dtypes.get(problem.out).size
-        problem = problem._replace(alignments=sizes)
+        sizes = [dtypes.get(name or problem.dtype).size for name in (problem.dtype, problem.b_dtype, problem.out)]
+        problem = problem._replace(alignments=(sizes[0], sizes[1], sizes[2]))
         return _ready(dispatch.plan(problem), form, problem, call)
 
 
@@ -185,7 +185,7 @@ def _general(form: Arrangement, problem: Problem, call: DeviceCall) -> Ready | H
 def operand_views(form: Arrangement, problem: Problem, bias: Ints | None) -> tuple[View, View, View, View | None]:
     """Return A, B, C and the bias as a kernel takes them, without addresses; `bias` are its strides."""
     sides = (form.batch, form.n) if problem.groups else (form.n,)
-    row = None if bias is None else View(0, sides, bias, "f64" if problem.out == "f64" else "f32")
+    row = None if bias is None else View(0, sides, bias, dtypes.get(problem.out).accumulator)
     return *arrays.operands(form, problem), row
 
 

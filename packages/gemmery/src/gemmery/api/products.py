@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, overload
 
 from gemmery import arrays, config
-from gemmery.api import array_libraries, opaque
+from gemmery.api import array_libraries, opaque, semirings
 from gemmery.api.array_libraries import NO_PARTS, Keywords
 from gemmery.api.compute import product
 from gemmery.api.options import (
@@ -90,6 +90,10 @@ def _matmul(  # noqa: C901 # a function for a part of it would take 50 ns of eac
       shape says what it belongs to: (1,) or () the operand; (m,) or (m, 1) the rows of A; (n,) or (1, n) the columns of
       B; for float8 also (m, ceil(k / 128)) with (ceil(k / 128), ceil(n / 128)): each row of A in 128 of k, each block
       of 128 x 128 of B. Where a shape fits two of these, both mean the same product.
+    - `semiring`: what takes the place of a b, and of the sum over k: "min_plus" (a + b, the least), "max_plus",
+      "max_times", "log_sum_exp" (a + b, log(sum(exp(...)))) of floats, "or_and" of bools. Where k is 0 that is inf,
+      -inf, -inf, -inf and False. The least and the largest leave NaN out, as np.fmin and np.fmax do; log_sum_exp keeps
+      it. There is no bias, activation, precision or factor with it.
     - `batch_invariant`: True gives a row of C the same bits whatever the number of rows of A: no kernel that adds in
       another order is chosen by that number. Some products of few rows are slower with it: on a CPU those of one row
       by a B with contiguous columns, or in complex types.
@@ -105,10 +109,10 @@ def _matmul(  # noqa: C901 # a function for a part of it would take 50 ns of eac
     NumPy's `out=(c,)` is taken, as is an `out` with more batches, which are filled. Other options of `numpy.matmul` may
     have their defaults. `np.errstate` has no effect: overflow gives infinities without a warning.
 
-    Arrays on a CUDA device are multiplied there, on the current stream of a's library, in float64, float32, float16 or
-    bfloat16; compute capability 9.0 also multiplies float8 (into bfloat16; float16 or float32 by `dtype` or `out`) and
-    int8 (by `dtype` or `out` into int32, exactly modulo 2**32, bfloat16, float16 or float32). The call does not wait
-    for the result, and a CUDA graph can capture it. `bias` may be a number or a vector on the device.
+    Arrays on a CUDA device are multiplied there, on the current stream of a's library, in all of these types; compute
+    capability 9.0 also multiplies float8 (into bfloat16; float16 or float32 by `dtype` or `out`), and int8 by `dtype`
+    or `out` into bfloat16, float16 or float32. The call does not wait for the result, and a CUDA graph can capture it.
+    `bias` may be a number or a vector on the device.
 
     Raises ShapeError for shapes that cannot be multiplied, DTypeError for element types that are not supported,
     LayoutError for an `out` that is read-only or whose elements share memory, DeviceError for operands on different
@@ -163,11 +167,12 @@ def _matmul(  # noqa: C901 # a function for a part of it would take 50 ns of eac
         terms = Terms(
             epilogue=name, bias=row, threads=thread_count(options.threads), bias_array=options.bias,
             bias_view=bias_view, dtype=options.dtype, invariant=bool(options.batch_invariant),
+            semiring=semirings.check(options, common),
         )  # fmt: skip
     _compile_entries()
     if out is not None:
         x, y = filling(x, y, viewed("out", out).shape)
-    return product(a, b, x, y, common, result, out, terms)
+    return (semirings.product if terms.semiring else product)(a, b, x, y, common, result, out, terms)
 
 
 multiply: Callable[..., Any] = _matmul  # or the compiled entry, from the first product on

@@ -36,6 +36,7 @@ class Terms(NamedTuple):
     bias_array: Any = None  # the bias as the caller passed it
     bias_view: View | None = None  # its memory
     dtype: Any = None  # the type of the result, as the caller passed it
+    semiring: str = ""
     invariant: bool = False  # the bits of a row must not depend on the number of rows
     widens: bool = False  # the result has another type than operands like these give
 
@@ -212,7 +213,13 @@ def remember_aside(call: Call, target: View, out: Any) -> None:
 def _kind(call: Call, x: View, y: View, target: View, out: Any) -> Kind | None:
     """Return the key of a product, or None if its arguments are none that compiled code reads."""
     terms = call.terms
-    alone = terms.widens or terms.invariant or (terms.threads or 0) > _ONE_OBJECT or terms.alpha == 0
+    alone = (
+        terms.widens
+        or terms.invariant
+        or bool(terms.semiring)
+        or (terms.threads or 0) > _ONE_OBJECT
+        or terms.alpha == 0
+    )
     if alone or not (_plain(call.a) and _plain(call.b)):
         return None
     if _has_tensors(call, out) and not (x.owner is call.a and y.owner is call.b):

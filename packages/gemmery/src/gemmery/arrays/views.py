@@ -52,7 +52,7 @@ def operands(form: Arrangement, problem: Problem, a: int = 0, b: int = 0, c: int
     batch, m, n, k = form.batch, form.m, form.n, form.k
     return (
         View(a, (batch, m, k), form.a, problem.dtype),
-        View(b, (batch, k, n), form.b, problem.dtype),
+        View(b, (batch, k, n), form.b, problem.b_dtype or problem.dtype),
         View(c, (batch, m, n), form.c, problem.out),
     )
 

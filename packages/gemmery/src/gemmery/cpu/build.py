@@ -90,6 +90,9 @@ def amx_tile(problem: Problem, config: Config) -> Launch:
 def product(target: Target, problem: Problem) -> Product:
     """Return the element types and the multiply step with which a target computes a problem."""
     packed, accumulator, group, step = _arithmetic(target, problem.dtype, problem.out, problem.b_dtype)
+    if problem.semiring:
+        packed = accumulator = "double" if problem.out == "f64" else "float"
+        group, step = 1, problem.semiring
     types = Product(
         problem.dtype, problem.out, packed, accumulator, group, step, epilogue(problem)[1], b_dtype=problem.b_dtype
     )
@@ -197,12 +200,15 @@ def packed(problem: Problem, config: Config) -> Launch:
     if p.b_layout == "packed":
         return packed_once(product(host(), p), kc)
     sizes = config.get("mc", 0), config.get("kc", kc), config.get("nc", 0)
-    return _packed(p.dtype, p.out, p.epilogue, *sizes, p.b_dtype)
+    return _packed(p.dtype, p.out, p.epilogue, *sizes, p.b_dtype, p.semiring)
 
 
 @cache
-def _packed(dtype: str, out: str, epilogue: str, mc: int, kc: int, nc: int, b_dtype: str = "") -> Launch:
-    target, problem = host(), Problem(2, 2, 2, dtype, out, epilogue=epilogue, b_dtype=b_dtype)
+def _packed(
+    dtype: str, out: str, epilogue: str, mc: int, kc: int, nc: int, b_dtype: str = "", semiring: str = ""
+) -> Launch:
+    target = host()
+    problem = Problem(2, 2, 2, dtype, out, epilogue=epilogue, b_dtype=b_dtype, semiring=semiring)
     types = product(target, problem)
     (tall, wide), register, sized = block_sides(target, types), register_tile(target, types), mc or kc or nc
     mc, kc, nc = mc or tall, kc or packed_kc(target, types), nc or wide

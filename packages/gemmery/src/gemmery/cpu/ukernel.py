@@ -31,6 +31,12 @@ ARM_STEPS = {
     "int8": (("i8mm", "smmla", 8), ("asimddp", "sdot", 4)),
     "uint8": (("i8mm", "ummla", 8), ("asimddp", "udot", 4)),
 }
+# The steps of semirings: what takes the place of a product, the comparison that lets it in, and what they begin with.
+SEMIRINGS = {
+    "min_plus": ("add", "olt", float("inf")),
+    "max_plus": ("add", "ogt", -float("inf")),
+    "max_times": ("mul", "ogt", -float("inf")),
+}
 MATRICES = ("bfmmla", "smmla", "ummla")  # those that multiply two rows of A by two columns of B
 # 8 KiB of k at once, which are summed part by part (see `tile_unit`): the sums of 256 x 1024 of C stay in L2 meanwhile
 # (n = 4096, against blocks of 2 KiB: bf16 1.6 times as fast, int8 1.3).
@@ -42,6 +48,8 @@ class Product(NamedTuple):
 
     The steps are
     - "fma": one multiply-add per element;
+    - those of `SEMIRINGS`: a sum or product, and the least or largest of these; one that is NaN is left out. No step
+      rounds but the first of the two;
     - "dot_bf16": two bfloat16 per lane (`vdpbf16ps`). The instruction reads bfloat16 below 2**-126 in magnitude as zero
       and writes sums below it as zero, so an element may lose 2**-126 (sum |a| + sum |b| + k) in addition to rounding;
     - "dot_i16": two int16 per lane (`vpdpwssd`, or `pmaddwd` and an addition), exact modulo 2**32;
@@ -144,8 +152,8 @@ class Product(NamedTuple):
 
     @property
     def rounds(self) -> bool:
-        """False for integers, whose sums are exact in any order."""
-        return dtypes.get(self.dtype).kind in "fc"
+        """False for integers, whose sums are exact in any order, and for semirings."""
+        return dtypes.get(self.dtype).kind in "fc" and self.step not in SEMIRINGS
 
     @property
     def seeded(self) -> bool:
@@ -195,6 +203,8 @@ def multiply_add(f: Function, product: Product, a: Value, b: Value, total: Value
     """Return total + a * b for vectors of cells: one fused multiply-add, or one dot product of `group`."""
     if product.step == "fma":
         return f.fma(a, b, total)
+    if product.step in SEMIRINGS:
+        return added(f, product, a * b if SEMIRINGS[product.step][0] == "mul" else a + b, total)
     from gemmery.cpu.ir_types import vector
 
     bits = 8 * f.target.vector_bytes
@@ -212,6 +222,16 @@ def multiply_add(f: Function, product: Product, a: Value, b: Value, total: Value
         name = "llvm.x86.avx512.pmaddw.d.512" if bits == 512 else "llvm.x86.avx2.pmadd.wd"
         return total + f.intrinsic(name, total.type, a, b)
     raise ValueError(product.step)
+
+
+def added(f: Function, product: Product, new: Value, total: Value) -> Value:
+    """Return the sum of two vectors of sums; in a semiring the less or larger of each two, `total` where `new` is NaN.
+
+    That is one instruction of x86.
+    """
+    if product.step not in SEMIRINGS:
+        return total + new
+    return f.select(new < total if SEMIRINGS[product.step][1] == "olt" else new > total, new, total)
 
 
 AHEAD = 16  # bytes of the next panel of B that a step prefetches: 16 tiles of 6 rows prefetch 256 bytes, one step of it
@@ -256,7 +276,8 @@ def tile_loop(
     row, vectors = tile.nv * width, vectors or tile.nv
     rows = rows or tile.mr
     whole = rows + rows % 2 if product.in_blocks else rows
-    starts = [f.zero(wide)] * vectors
+    begins = SEMIRINGS[product.step][2] if product.step in SEMIRINGS else 0
+    starts = [f.broadcast(f.const(product.accumulator, begins), tile.lanes) if begins else f.zero(wide)] * vectors
     if product.seeded and not product.b_dtype:
         starts = [f.load(wide, b + v * tile.lanes * size, align=size) for v in range(vectors)]
     if product.seeded:
@@ -279,7 +300,7 @@ def tile_loop(
             def column(v: int, b_row: Value = b_row) -> Value:
                 return _load(f, product, tile, b_row, v * width)
 
-            if f.target.is_arm:
+            if f.target.is_arm and product.step not in SEMIRINGS:
                 arm.step(f, product.step, product.packed, product.cell, a_row, b_row, totals, column)
             else:
                 _step(f, product, a_row, totals, column)

@@ -11,7 +11,7 @@ from gemmery.cpu.ir import Function, Value, Var
 from gemmery.cpu.ir_types import SIZES, lanes_of, vector
 from gemmery.cpu.layout import JOB, JOB_AT
 from gemmery.cpu.pack_complex import times_i
-from gemmery.cpu.ukernel import Product, RegisterTile
+from gemmery.cpu.ukernel import SEMIRINGS, Product, RegisterTile, added
 from gemmery.epilogues.graph import Node, parse
 
 # C, sums kept apart, the scalars, the bias of the columns, and whether these are the first and the last block of k.
@@ -95,7 +95,9 @@ def update_whole(f: Function, product: Product, register: RegisterTile, totals: 
         betas = f.broadcast(beta, register.lanes)
         for row, column, total in places:
             at = c + row + column
-            f.store(f.fma(f.load(wide, at), betas, total.value * alpha), at)
+            old = f.load(wide, at)
+            adds = added(f, product, old, total.value) if product.step in SEMIRINGS else None
+            f.store(adds or f.fma(old, betas, total.value * alpha), at)
     with f.else_():
         for row, column, total in places:
             f.store(total.value * alpha, c + row + column)
@@ -159,7 +161,8 @@ def _update_vector(f: Function, product: Product, tile: Value, i: Value, j: Valu
     with f.if_(f["first"] & _is_not_zero(f, product, f["beta"])):
         total.value = _times(f, product, _load_c(f, product, at, mask), f["beta"], total.value)
     with f.if_(f["first"] ^ True):
-        total.value = total.value + (f.load_masked(wide, sum_at, mask) if apart else _load_c(f, product, at, mask))
+        old = f.load_masked(wide, sum_at, mask) if apart else _load_c(f, product, at, mask)
+        total.value = added(f, product, old, total.value)
     with f.if_(f["last"]):
         if product.graph:
             _apply(f, product, total.value, i, j, mask)

@@ -20,6 +20,9 @@ INEXACT, NOT_FINITE = 1, 2
 STRIP, STRIP_DEEP = 64, 128
 # Of float64 by residues: threads of a block; sides of a unit of ozaki_scales, and sides and k of one of ozaki_residues.
 OZAKI_THREADS, OZAKI_SIDES, OZAKI_TALL, OZAKI_DEEP = 256, 16, 32, 128
+# Of whole numbers by their bytes: threads of a block that splits, the sides and k that it splits at a time, and the
+# products of two digits, of at most 2^14 each, whose sum has 31 bits.
+DIGITS_THREADS, DIGITS_TALL, DIGITS_DEEP, MOST_DIGITS = 256, 32, 128, 131_071
 
 HEADER = "constants.cuh"  # which is included first
 _VALUES = ", ".join(f"{name} = {value}" for name, value in globals().copy().items() if type(value) is int)

@@ -102,8 +102,13 @@ def epilogue(problem: Problem) -> int | str:
 
 
 def element(problem: Problem) -> str:
-    """Return the C++ type of the elements of A and B."""
-    return "tf32" if problem.precision == "tf32" else C_NAMES[problem.dtype]
+    """Return the C++ type of the elements of A and B; where they differ, the one that names both."""
+    if problem.semiring:
+        return template("InRing", C_NAMES[problem.dtype], problem.semiring.upper())
+    if problem.b_dtype:
+        names = C_NAMES[problem.dtype], C_NAMES[problem.b_dtype]
+        return "".join(names) if problem.dtype in dtypes.FLOAT8 else template("Mixed", *names)
+    return "tf32" if problem.precision == "tf32" and problem.dtype == "f32" else C_NAMES[problem.dtype]
 
 
 def instance(name: str, problem: Problem, *parameters: object) -> str:
@@ -126,8 +131,8 @@ def template(name: str, *parameters: object) -> str:
 
 
 def sum_size(problem: Problem) -> int:
-    """Return the bytes of the type in which a kernel sums."""
-    return dtypes.get(dtypes.get(problem.out).accumulator).size
+    """Return the bytes of the type in which a kernel sums: of a log_sum_exp, the largest term and a sum."""
+    return dtypes.get(dtypes.get(problem.out).accumulator).size * (1 + (problem.semiring == "log_sum_exp"))
 
 
 def layouts(problem: Problem) -> tuple[str, str]:
@@ -154,7 +159,8 @@ def vector(problem: Problem, operand: int, most: int = 16) -> int:
     layout = (problem.a_layout, problem.b_layout, problem.c_layout)[operand]
     if layout == "any" or contiguous(problem)[operand] == 1:
         return 1
-    size = dtypes.get(problem.out if operand == 2 else problem.dtype).size
+    name = (problem.dtype, problem.b_dtype or problem.dtype, problem.out)[operand]
+    size = dtypes.get(name).size
     return max(1, min(most, problem.alignments[operand]) // size)
 
 

@@ -14,7 +14,7 @@ from gemmery import arrange, dtypes
 from gemmery.arrange import Arrangement
 from gemmery.arrays import View, alignment
 from gemmery.cuda.geometry import Geometry, instance, vector
-from gemmery.cuda.launch import CudaLaunch, Ready
+from gemmery.cuda.launch import CudaLaunch, Ready, Scalars
 from gemmery.errors import DeviceError, DTypeError, LayoutError, RefusedError, ShapeError
 from gemmery.problem import Config, Problem
 
@@ -57,7 +57,7 @@ class Halved:
 
     def __call__(
         self, a: int, b: int, c: int, stream: int, bias: int = 0, workspace: int = 0,
-        scalars: tuple[float, float] | None = None, extra: tuple[int, ...] = (),
+        scalars: Scalars | None = None, extra: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
         """Put the launches on a stream, as those of the whole product."""
         if a != b or (scalars is not None and scalars[1]):

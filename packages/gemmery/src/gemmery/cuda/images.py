@@ -11,7 +11,7 @@ from gemmery.cuda import driver
 from gemmery.cuda.choose.cost import quickest
 from gemmery.cuda.choose.data import MMA_GENERAL, SIMT_GENERAL, Tiling
 from gemmery.cuda.geometry import GeometryOf, tiles, whole_pieces
-from gemmery.cuda.launch import Ready, first_arguments, product_argument
+from gemmery.cuda.launch import Ready, first_arguments, packed_scalars, product_argument, scalars_of
 from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
 
@@ -39,10 +39,11 @@ class Images:
         self._geometry = geometry
         self._sms = driver.device(ordinal).sms
         self._probe = Problem(8, 8, 8, dtype, dtype, device=f"cuda:{ordinal}")
-        self._number = struct.Struct("=5Q11q4i2d" if dtype == "f64" else "=5Q11q4i2f")
+        self._fixed = struct.Struct(f"=5Q11q4i{scalars_of(dtype).format[1:]}")
+        self._one = packed_scalars(1, 0, dtype)
         first, *others = MMA_GENERAL if self._halves else SIMT_GENERAL
         self._smallest = first.bm
-        self._others = () if dtype == "f64" else tuple(others)
+        self._others = () if size > 4 else tuple(others)
         self._present = {first.bm: self._image(first)}
         self._tiles: tuple[Tiling, ...] = (first,)  # of present images
 
@@ -71,10 +72,10 @@ class Images:
         if m > side and n > side and len(self._tiles) > 1 and (not self._halves or _whole(m, n, k, a, b, addresses)):
             side = quickest(self._tiles, m, n, 1, self._sms).bm
         function, threads, shared = self._present[side]
-        argument = self._number.pack(0, 0, 0, 0, 0, 0, *a, 0, *b, 0, *c, 0, 0, m, n, k, 1, 1.0, 0.0)
+        argument = self._fixed.pack(0, 0, 0, 0, 0, 0, *a, 0, *b, 0, *c, 0, 0, m, n, k, 1, *self._one)
         grid = -(-m // side) * -(-n // side)
         launch = first_arguments(function, (grid, 1, 1), (threads, 1, 1), shared)
-        return Ready([launch], argument, self.ordinal, 0, False)
+        return Ready([launch], argument, self.ordinal, 0, False, out=self.dtype)
 
     def launch(self, problem: Problem, a: View, b: View, c: View, bias: View | None) -> Ready:
         """Return the launch of any product of this element type."""
@@ -85,7 +86,7 @@ class Images:
         function, threads, shared = self._present[side]
         argument = product_argument(problem, a, b, c, bias)
         launch = first_arguments(function, tiles(p, side, side), (threads, 1, 1), shared)
-        return Ready([launch], argument, self.ordinal, 0, problem.c_layout == "col")
+        return Ready([launch], argument, self.ordinal, 0, problem.c_layout == "col", out=self.dtype)
 
 
 def _whole(m: int, n: int, k: int, a: tuple[int, int], b: tuple[int, int], addresses: int) -> bool:

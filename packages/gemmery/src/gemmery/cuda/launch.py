@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from gemmery import dtypes
@@ -18,7 +19,15 @@ FirstArguments = tuple[int, int, int, int, int, int, int, int]
 
 _POINTERS = struct.Struct("=5Q")  # the fields of Product in product.cuh that change from call to call
 _SCALARS_AT = struct.calcsize("=5Q11q4i")
-_SCALARS = {_SCALARS_AT + 2 * size: struct.Struct(f"=2{letter}") for size, letter in ((4, "f"), (8, "d"))}
+# How alpha and beta are packed, by the type of sums: whole numbers modulo 2^bits, complex ones by their parts.
+_SCALARS = {
+    "f32": struct.Struct("=2f"),
+    "f64": struct.Struct("=2d"),
+    "complex64": struct.Struct("=4f"),
+    "complex128": struct.Struct("=4d"),
+    **dict.fromkeys(("int32", "uint32"), struct.Struct("=2I")),
+    **dict.fromkeys(("int64", "uint64"), struct.Struct("=2Q")),
+}
 _EXTRA_AT = _SCALARS_AT + 8  # of TmaProduct in tma.cuh, which begins with a Product; 8 more where scalars are f64
 _EXTRA = struct.Struct("=3Q")  # its fields that change from call to call, except those of the maps
 _MAPS_AT = {"a": 256, "b": 384, "c": 512}
@@ -27,8 +36,7 @@ _A_WORD, _B_WORD, _C_WORD = (place // 8 for place in _MAPS_AT.values())
 MAPPED_BYTES = 640
 _ANYWHERE = 256  # bytes of scratch memory for maps of operands without elements
 _ALIGNED = dict.fromkeys(_MAPS_AT, 1 << 32)  # an address for maps that are made before one is known
-_SCALARS[MAPPED_BYTES] = _SCALARS[_EXTRA_AT]
-_DOUBLES = struct.Struct("=2d")  # the scalars of an argument with maps, of f64
+Scalars = tuple[float, ...]  # alpha and beta as they are packed
 
 
 def first_arguments(
@@ -58,7 +66,26 @@ class ArgumentMemory:
         self.holds: Ready | None = None  # whose argument is there, but for its pointers
 
 
-_memories: dict[int, list[ArgumentMemory]] = {size: [] for size in _SCALARS}  # of finished calls, by length
+_memories: dict[int, list[ArgumentMemory]] = defaultdict(list)  # of finished calls, by length
+
+
+def packed_scalars(alpha: complex, beta: complex, out: str) -> Scalars:
+    """Return alpha and beta as `Ready` takes them for a C of this type.
+
+    >>> packed_scalars(-1, 0, "int16"), packed_scalars(1, 2j, "complex64"), packed_scalars(2.0, 0, "f16")
+    ((4294967295, 0), (1, 0, 0.0, 2.0), (2.0, 0))
+    """
+    row = dtypes.get(dtypes.get(out).accumulator)
+    if row.kind == "c":
+        return alpha.real, alpha.imag, beta.real, beta.imag
+    if row.kind in "iu":
+        return int(alpha.real) % 2 ** (8 * row.size), int(beta.real) % 2 ** (8 * row.size)
+    return alpha.real, beta.real
+
+
+def scalars_of(out: str) -> struct.Struct:
+    """Return how the scalars of a product into this type are packed."""
+    return _SCALARS[dtypes.get(out).accumulator]
 
 
 class LaunchRecords:
@@ -93,9 +120,9 @@ class Ready:
         transposed: bool,
         overlaps: tuple[bool, ...] = (),
         maps: tuple[PlacedMap, ...] = (),
-        doubles: bool = False,
         counters: int = 0,
         operands: int = 0,
+        out: str = "f32",
     ) -> None:
         self.ordinal = ordinal
         self.workspace = workspace  # bytes
@@ -105,7 +132,7 @@ class Ready:
         self._argument = argument + bytes(operands)
         self._tail = len(argument)  # where what a traced function reads begins
         self._transposed = transposed
-        self._scalars = _DOUBLES if doubles else _SCALARS[len(argument)]
+        self._scalars = scalars_of(out)
         self._free = _memories.setdefault(len(self._argument), [])
         self._records: list[LaunchRecords] = []  # of finished calls
         self._context = driver.context(ordinal)
@@ -129,15 +156,15 @@ class Ready:
         stream: int,
         bias: int = 0,
         workspace: int = 0,
-        scalars: tuple[float, float] | None = None,
+        scalars: Scalars | None = None,
         extra: tuple[int, ...] = (),
         operands: bytes = b"",
     ) -> None:
         """Put the launches on a stream, with the addresses of the operands' first elements.
 
-        `scalars` are alpha and beta, 1 and 0 if None. `extra` are the addresses of the factors of A and of B and of
-        offsets, or counters, where the product has any; or of the parts of A and of B that are `kept`. `operands` are
-        those of a traced function, packed.
+        `scalars` are those of `packed_scalars`, of 1 and 0 if None. `extra` are the addresses of the factors of A and
+        of B and of offsets, or counters, where the product has any; or of the parts of A and of B that are `kept`.
+        `operands` are those of a traced function, packed.
         """
         if self._current()[1] != self._context:  # as numbers they take 30 ns longer
             with driver.on(self.ordinal):
@@ -236,7 +263,10 @@ class CudaLaunch:
         function = traced_function.of(self.problem)
         room = function.size if function else 0
         if not self.geometry.maps:
-            return Ready(self._launches, argument, self._ordinal, workspace, transposed, overlaps, operands=room)
+            result = self.problem.out
+            return Ready(
+                self._launches, argument, self._ordinal, workspace, transposed, overlaps, operands=room, out=result
+            )
         maps = placed_maps(self.problem, self.geometry, a, b, c)
         if self.problem.k == 0:
             # A kernel copies boxes beyond the end of operands without elements, which may have no address, or any. That
@@ -260,10 +290,9 @@ class CudaLaunch:
                 ahead=geometry.ahead,
                 swapped=swapped,
             )
-        doubles = self.problem.out == "f64"
-        counters = self.geometry.counters
-        fixed = self._ordinal, workspace, transposed, overlaps, maps, doubles, counters, room
-        return Ready(self._launches, argument, *fixed)
+        counters, out = self.geometry.counters, self.problem.out
+        sizes = counters, room, out
+        return Ready(self._launches, argument, self._ordinal, workspace, transposed, overlaps, maps, *sizes)
 
     def __call__(
         self,
@@ -279,7 +308,7 @@ class CudaLaunch:
         extra: tuple[int, ...] = (),
     ) -> None:
         run, stream = self.ready(a, b, c, bias, scaling), c.stream
-        scalars = alpha.real, beta.real
+        scalars = packed_scalars(alpha, beta, self.problem.out)
         scratch = ordered.allocate(run.workspace, stream, self._ordinal) if run.workspace else 0
         start = bias.pointer if bias is not None else 0
         try:
@@ -323,9 +352,8 @@ def product_argument(
     problem = as_taken(problem, swapped)
     if apart > 1:
         problem = problem._replace(m=problem.m // apart, batch=apart)
-    number = "d" if problem.out == "f64" else "f"
     return struct.pack(
-        f"=5Q11q4i2{number}",
+        f"=5Q11q4i{scalars_of(problem.out).format[1:]}",
         a.pointer,
         b.pointer,
         c.pointer,
@@ -339,8 +367,7 @@ def product_argument(
         problem.n,
         problem.k,
         problem.groups or problem.batch,
-        alpha.real,
-        beta.real,
+        *packed_scalars(alpha, beta, problem.out),
     )
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import struct
 import sys
 import threading
 from collections.abc import Callable
@@ -110,11 +109,14 @@ def _slot(size: int, ordinal: int) -> int:
     return address
 
 
-def put(number: float, dtype: str, pointer: int, stream: int, ordinal: int) -> None:
-    """Write one number of type "f32" or "f64"; its bits travel with the commands, not through memory of the host."""
-    words = struct.unpack("<2I", struct.pack("<d", number)) if dtype == "f64" else (_bits(number),)
+def put(number: complex, dtype: str, pointer: int, stream: int, ordinal: int) -> None:
+    """Write one number of an accumulator's type; its bits travel with the commands, not through memory of the host."""
+    row = dtypes.get(dtype)
+    value = int(number.real) % 2 ** (8 * row.size) if row.kind in "iu" else number if row.kind == "c" else number.real
+    with np.errstate(over="ignore"):
+        words = np.array([value]).astype(f"uint{8 * row.size}" if row.kind in "iu" else row.numpy).view(np.uint32)
     with driver.on(ordinal):
-        for i, word in enumerate(words):
+        for i, word in enumerate(words.tolist()):
             driver.check(driver.api().cuMemsetD32Async(pointer + 4 * i, word, 1, stream))
 
 
@@ -153,15 +155,6 @@ def where(pointer: int) -> int:
     return int(
         driver.check(api.cuPointerGetAttribute(api.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, pointer))
     )
-
-
-def _bits(number: float) -> int:
-    """A float32's; an infinity where it has nothing as large."""
-    try:
-        bits: int = struct.unpack("<I", struct.pack("<f", number))[0]
-    except OverflowError:
-        bits = 0x7F800000 if number > 0 else 0xFF800000
-    return bits
 
 
 class DeviceArray:

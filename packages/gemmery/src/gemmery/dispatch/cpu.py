@@ -70,7 +70,7 @@ def along_batch(problem: Problem) -> bool:
 
 def specialised(problem: Problem) -> Candidate | None:
     """Return the rung compiled for this problem that is faster than the one for every shape, if there is one."""
-    if problem.invariant or problem.b_layout == "packed":  # some add in another order
+    if problem.invariant or problem.semiring or problem.b_layout == "packed":  # some add in another order
         return None
     p, special = problem.by_rows(), list[Candidate]()
     batched, direct = _RUNGS["batched"], _RUNGS["direct"]
@@ -120,6 +120,8 @@ def _few_columns(problem: Problem, target: Target) -> bool:
 
 def ranking(problem: Problem, target: Target) -> list[tuple[str, str]]:
     """Return the names of rungs that suit a problem, best first, each with the reason in words."""
+    if problem.semiring:
+        return [("packed", f"{problem.semiring}: its micro-kernel has two instructions in place of a multiply-add")]
     if problem.b_layout == "packed":
         return [("packed", "B was packed before, in the order in which it is read")]
     one_column = problem.n == 1 and dtypes.get(problem.dtype).kind == "c"  # real ones do not depend on m

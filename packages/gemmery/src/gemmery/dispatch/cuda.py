@@ -12,7 +12,7 @@ from gemmery.cuda.device import Device
 from gemmery.cuda.launch import too_large
 from gemmery.dispatch.cpu import Candidate
 from gemmery.errors import RefusedError
-from gemmery.ladder import float32_parts, float32_pre_pass, float64_residues
+from gemmery.ladder import float32_parts, float32_pre_pass, float64_residues, integers
 from gemmery.ladder.cuda import BY_WEIGHTS, CUDA
 from gemmery.ladder.general import GENERAL
 from gemmery.problem import Problem
@@ -26,6 +26,7 @@ TENSOR_COPIED = ("f16", "bf16")  # its types that have general kernels too
 # The rungs that may apply the factors of operands, by their kind; they refuse those that they do not.
 _FACTORS = {"outer": ("wgmma_epilogue", "wgmma_grouped"), "blocks": ("wgmma_blockscaled",)}
 _TENSOR_TYPES = ("f16", "bf16", "tf32", *dtypes.FLOAT8, "int8")  # what wgmma multiplies
+_TENSOR_RESULTS = ("f16", "bf16", "f32", "int32")
 
 
 def candidates(problem: Problem) -> Iterator[Candidate]:
@@ -50,6 +51,8 @@ def general(problem: Problem) -> Candidate | None:
         or p.precision
         or p.scales
         or p.invariant
+        or p.semiring
+        or p.b_dtype
         or rung.refuses(p)
         or too_large(p)
         or driver.find(p.device).capability < 80
@@ -112,7 +115,7 @@ def refusal(problem: Problem, candidate: Candidate) -> str:
         return f"it does not support {p.dtype}"
     if p.scales and rung.name not in _FACTORS[p.scales]:
         return f"it applies no factors of kind {p.scales!r}"
-    reason = rung.refuses(p) or too_large(p)
+    reason = rung.refuses_kind(p) or rung.refuses(p) or too_large(p)
     if reason or rung.geometry is None:
         return reason
     try:
@@ -149,6 +152,9 @@ def ranking(p: Problem, card: Device) -> list[tuple[str, str]]:
     faster = card.peak("tensor_f64") / card.peak("f64")
     if p.dtype == "f64" and faster > 1:
         choices.append(("mma_f64", f"tensor cores multiply float64 {faster:g} times as fast as CUDA cores"))
+    if card.capability == 90 and integers.pays(p):
+        count = integers.products(p.dtype, p.out)
+        choices.append(("wgmma_digits", f"{p.dtype}: tensor cores multiply its bytes, {count} products of int8"))
     exact = f"{p.dtype} on CUDA cores: tiles in registers, the next one loaded during the multiplication"
     choices.append(("simt_pipelined", exact))
     choices.append(("simt_smem", "no faster rung supports it; this one supports every layout"))
@@ -184,7 +190,7 @@ _GUARDED = (
 def _by_wgmma(p: Problem, card: Device) -> list[tuple[str, str]]:
     """Return the rungs on wgmma that suit a problem, best first, each with the reason in words."""
     what = p.precision or p.dtype
-    if what not in _TENSOR_TYPES or p.out == "f64":
+    if what not in _TENSOR_TYPES or p.out not in _TENSOR_RESULTS:
         return []
     if p.scales == "blocks":
         return [("wgmma_blockscaled", f"{what} with factors of blocks, which are applied every 128 of k")]

@@ -103,7 +103,7 @@ _packed_rung = partial(
     refuses=_packed,
     build=build.packed,
     bound=blocked,
-    mixed=True,
+    mixed=("int8", "uint8"),
     space={"mc": (48, 96, 192, 384), "kc": (128, 256, 512, 1024), "nc": (512, 1024, 2048, 4096)},
 )
 _TILE_SPACE = {"mc": (64, 128, 256, 512), "kc": (512, 1024, 2048, 4096), "nc": (512, 1024, 2048)}
@@ -180,6 +180,7 @@ CPU = (
     ),
     _packed_rung(
         name="packed",
+        semirings=True,
         idea="five loops around packed_panels: each keeps one block in one cache",
         parent="packed_panels",
         lesson=(

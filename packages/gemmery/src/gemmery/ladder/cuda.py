@@ -7,6 +7,7 @@ from gemmery.ladder.float32_parts import SPLIT_FLOAT32
 from gemmery.ladder.float64_residues import OZAKI
 from gemmery.ladder.gemv import GEMV, GEMV_QUANTIZED
 from gemmery.ladder.general import GENERAL
+from gemmery.ladder.integers import INTEGERS
 from gemmery.ladder.rung import Rung
 from gemmery.ladder.simt import SIMT, TILED
 from gemmery.ladder.tensor import MMA, TENSOR
@@ -23,6 +24,7 @@ CUDA: tuple[Rung, ...] = (
     *SPLIT,
     *SPLIT_FLOAT32,
     *OZAKI,
+    *INTEGERS,
     *GROUPED,
     *GENERAL,
     *GEMV,

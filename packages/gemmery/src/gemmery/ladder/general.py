@@ -48,7 +48,9 @@ def _simt(name: str, problem: Problem, config: Config) -> Geometry:
     tile = _known(SIMT_GENERAL, config["tile"])
     side, bk = tile.bm, tile.bk
     if size == 8 and tile is not SIMT_GENERAL[0]:
-        raise RefusedError(f"tile={side} of f64: its sums take too many registers; use tile={SIMT_GENERAL[0].bm}")
+        raise RefusedError(
+            f"tile={side} of {problem.dtype}: its sums take too many registers; use tile={SIMT_GENERAL[0].bm}"
+        )
     tiling = template("ThreadTiles", side, side, bk, tile.tm, tile.tn)
     threads, parameters = side * side // (tile.tm * tile.tn), (tiling, tile.wm, tile.wn, tile.stages)
     shared = max(tile.stages * bk * 2 * (side + _PAD) * size, side * (side + _PAD) * size)
@@ -58,8 +60,8 @@ def _simt(name: str, problem: Problem, config: Config) -> Geometry:
 
 def _resolve(problem: Problem, config: Config) -> Config:
     """Return the config with a tile of 0 replaced by that which should take least time."""
-    half = dtypes.get(problem.dtype).size == 2
-    tilings, every = (MMA_GENERAL, whole_pieces(problem)) if half else (SIMT_GENERAL, problem.dtype == "f32")
+    size = dtypes.get(problem.dtype).size
+    tilings, every = (MMA_GENERAL, whole_pieces(problem)) if size == 2 else (SIMT_GENERAL, size == 4)
     tile = quickest(tilings if every else tilings[:1], problem.m, problem.n, problem.batch, target(problem).sms)
     return complete(config, {"tile": tile.bm})
 
@@ -102,7 +104,7 @@ GENERAL = (
         "simt_general",
         idea="one image for all shapes and layouts: single elements by cp.async, wherever they are",
         parent="simt_pipelined",
-        dtypes=("f32", "f64"),
+        dtypes=("f32", "f64", "int32", "uint32", "int64", "uint64", "complex64"),
         refuses=lambda p: "" if p.out == p.dtype else f"it does not widen {p.dtype} to {p.out}",
         geometry=_simt,
         resolve=_resolve,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
+from gemmery import dtypes
 from gemmery.arrays import View
 from gemmery.errors import ArgumentError
 from gemmery.problem import Config, Problem
@@ -68,7 +69,8 @@ class Rung(NamedTuple):
     geometry: GeometryOf | None = None  # how a GPU rung is launched
     resolve: Callable[[Problem, Config], Config] = as_given  # the config with every choice made
     bounds: Mapping[str, Growth] = MappingProxyType({})  # by element type ("tf32" too), where it is not `bound`
-    mixed: bool = False  # it takes int8 by uint8, and the reverse
+    mixed: tuple[str, ...] = ()  # the types of A and B that it takes where they differ
+    semirings: bool = False  # it takes products of semirings
     one_sided: bool = False  # with A and B exchanged a sum has other bits: it is added in another order
 
     def bound_of(self, dtype: str, precision: str = "") -> Growth:
@@ -79,9 +81,17 @@ class Rung(NamedTuple):
         """Return why it does not multiply a problem, its type included; "" if it does."""
         if problem.dtype not in self.dtypes:
             return f"it is written for {', '.join(self.dtypes)}, not {problem.dtype}"
-        if problem.b_dtype and not self.mixed:
+        return self.refuses_kind(problem) or self.refuses(problem)
+
+    def refuses_kind(self, problem: Problem) -> str:
+        """Return why it does not take the semiring of a problem, or its types of A and B together; "" if it does."""
+        if problem.b_dtype and not {problem.dtype, problem.b_dtype}.issubset(self.mixed):
             return f"A and B must have one type, not {problem.dtype} and {problem.b_dtype}"
-        return self.refuses(problem)
+        if not problem.semiring:
+            return ""
+        if not self.semirings:
+            return f"it adds products, and has no {problem.semiring}"
+        return "" if dtypes.get(problem.dtype).kind == "f" else f"{problem.semiring} is of floats, not {problem.dtype}"
 
     def explicit(self, config: Config) -> dict[str, int]:
         """Return the config without zeros that leave a choice to the rung, where 0 is not one of two real values."""

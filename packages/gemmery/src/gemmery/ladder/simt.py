@@ -8,11 +8,11 @@ from functools import partial
 from gemmery import dtypes
 from gemmery.cuda.choose import complete
 from gemmery.cuda.choose.cost import quickest
-from gemmery.cuda.choose.data import SIMT_ALONG_K, SIMT_PIPELINED
+from gemmery.cuda.choose.data import SIMT_ALONG_K, SIMT_PIPELINED, SIMT_SEMIRINGS
 from gemmery.cuda.device import GRID, REGISTERS, STATIC_SHARED, THREADS, WARP
 from gemmery.cuda.geometry import Geometry, access, accesses, instance, layouts, sum_size, target, template, tiles
 from gemmery.errors import RefusedError
-from gemmery.ladder.gpu import gpu_rung, of_tiles
+from gemmery.ladder.gpu import EVERY, OTHERS, WHOLE, gpu_rung, of_tiles
 from gemmery.problem import Config, Problem
 
 _ALONG_ROWS = {"divergent_branches": 0, "store_sectors_a_request": 4, "store_bytes_a_sector": 32}
@@ -104,6 +104,7 @@ SIMT = (
         "simt_naive",
         idea="one thread per element of C, many blocks",
         parent="simt_single_block",
+        semirings=True,
         geometry=_by_warps,
         expect={**_ALONG_ROWS, "load_sectors_a_request": 2.5},
         lesson=(
@@ -152,6 +153,9 @@ SIMT = (
         "simt_smem",
         idea="a block reads each tile of A and B once, into shared memory",
         parent="simt_naive",
+        mixed=(*EVERY, *WHOLE),
+        dtypes=(*EVERY, *OTHERS),
+        semirings=True,
         geometry=_smem,
         space={"tile": (2, 4, 8, 16, 32)},
         default={"tile": 16},
@@ -208,7 +212,7 @@ def _pipelined(name: str, problem: Problem, config: Config) -> Geometry:
     geometry = _tiled(name, problem, config, wide=True, keys=keys, pad=_PAD, stages=stages)
     if stages == 2:
         return geometry
-    if dtypes.get(problem.dtype).size != sum_size(problem):
+    if _widens(problem):
         raise RefusedError(
             f"stages={stages} of {problem.dtype} into {problem.out}: cp.async does not widen; use stages=2"
         )
@@ -219,10 +223,25 @@ def _resolve(problem: Problem, config: Config) -> Config:
     """Return the config with every 0 replaced: by the tile that should take least time, and its stages."""
     device, size = target(problem), sum_size(problem)
     along_k = size == 4 and problem.a_layout == "row" and problem.b_layout == "col"
-    tile = quickest(SIMT_ALONG_K if along_k else SIMT_PIPELINED[size], problem.m, problem.n, problem.batch, device.sms)
-    if device.capability < 80 or dtypes.get(problem.dtype).size != sum_size(problem):
+    tilings = SIMT_ALONG_K if along_k else SIMT_PIPELINED[size]
+    if problem.semiring == "log_sum_exp":
+        tilings = tilings[1:]  # the largest would leave no registers for the exponential
+    elif problem.semiring and size == 4:
+        tilings = SIMT_SEMIRINGS
+    tile = quickest(tilings, problem.m, problem.n, problem.batch, device.sms)
+    if device.capability < 80 or _widens(problem):
         tile = tile._replace(stages=2)
     return complete(config, tile._asdict())
+
+
+def _sizes(problem: Problem) -> tuple[int, int]:
+    """Return the bytes of an element of A and of B."""
+    return dtypes.get(problem.dtype).size, dtypes.get(problem.b_dtype or problem.dtype).size
+
+
+def _widens(problem: Problem) -> bool:
+    """Return True if elements of A or B are widened as they are loaded."""
+    return any(size != sum_size(problem) for size in _sizes(problem))
 
 
 def _tiled(
@@ -252,7 +271,7 @@ def _tiled(
         )
     # Blocks per multiprocessor that registers allow: of sums, fragments of A and B, two of each in a ring, and indices.
     operands = (tm * tn + (2 if stages else 1) * (tm + tn)) * (size // 4)
-    indices = 32 + 16 * ("any" in (problem.a_layout, problem.b_layout))
+    indices = 32 + 16 * ("any" in (problem.a_layout, problem.b_layout)) + 32 * (1 in _sizes(problem))
     a, b, c = accesses(problem, bm, bn, bk)
     if stages > 2:  # cp.async does not transpose: it copies operands contiguous in k element by element
         a, b = 1 if problem.a_layout == "row" else a, 1 if problem.b_layout == "col" else b
@@ -358,6 +377,9 @@ TILED = (
         "simt_pipelined",
         idea="the next tiles are loaded while the current one is multiplied",
         parent="simt_warptile",
+        mixed=(*EVERY, *WHOLE),
+        dtypes=(*EVERY, *OTHERS),
+        semirings=True,
         geometry=_pipelined,
         resolve=_resolve,
         space=_PIPELINE,

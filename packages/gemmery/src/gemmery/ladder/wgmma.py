@@ -315,6 +315,7 @@ WGMMA = (
         "wgmma_epilogue",
         idea="C leaves by tensor copies while the next tile is multiplied; one image for every shape",
         parent="wgmma_cluster",
+        mixed=dtypes.FLOAT8,
         dtypes=DTYPES,
         refuses=refuses_library,
         bound=aligned_sums,

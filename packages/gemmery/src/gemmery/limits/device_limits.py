@@ -75,8 +75,8 @@ UNITS = {
 def unit(dtype: str, tensor: bool, capability: int, warpgroups: bool = False) -> tuple[str, str]:
     """Return the element type and the unit whose peak bounds products of `dtype` (or "tf32"), on tensor cores or not.
 
-    CUDA cores widen float16 and bfloat16 to float32; tensor cores do not compute full float32. `warpgroups` tells that
-    the kernel may use wgmma where the device has it.
+    CUDA cores widen float16 and bfloat16 to float32, and multiply integers no faster; tensor cores do not compute full
+    float32. `warpgroups` tells that the kernel may use wgmma where the device has it.
 
     >>> unit("f16", tensor=False, capability=90), unit("f16", tensor=True, capability=90, warpgroups=True)
     (('f32', 'CUDA cores'), ('f16', 'wgmma'))
@@ -85,7 +85,7 @@ def unit(dtype: str, tensor: bool, capability: int, warpgroups: bool = False) ->
         row = UNITS.get((dtype, name)) if tensor else None
         if row and row.runs(capability):
             return dtype, name
-    return ("f64" if dtype.startswith("f64") else "f32"), CUDA_CORES
+    return ("f64" if dtype.startswith(("f64", "complex128")) else "f32"), CUDA_CORES
 
 
 def peak(dtype: str, of: str, stream: Stream) -> float:

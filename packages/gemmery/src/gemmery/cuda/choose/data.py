@@ -149,7 +149,17 @@ SIMT_PIPELINED = {  # by the bytes of a sum
         Tiling( 64,  64,  8, 32,  32,  8,  4,     3,     0,   85),
         Tiling( 32,  32, 16, 32,  16,  4,  4,     3,     0,   60),
     ),
+    16: (
+        Tiling( 64,  64,  8, 16,  32,  4,  4,     3,     0,  100),
+        Tiling( 32,  32,  8, 32,  16,  4,  4,     3,     0,   80),
+    ),
 }
+# Semirings, which have two instructions for a multiply-add: tiles are smaller, since there is more time to load them.
+# min_plus at n = 4096 takes 5865 us by the first, 6554 by the first of SIMT_PIPELINED.
+SIMT_SEMIRINGS = (
+    Tiling(128, 128, 16, 64,  32,  8,  8,     3,     0,  100),
+    *SIMT_PIPELINED[4][2:],
+)
 # f32 with k adjacent in A and B: tiles are transposed on their way through registers, 4 elements to a load. cp.async of
 # single elements takes 3087 us by 128 x 256 at n = 4096, and this 128 x 128 takes 2926; at 1024 they take 73 and 67.
 SIMT_ALONG_K = (
@@ -247,6 +257,10 @@ SCALED = (
 PARTS = (Instance(128, 128, 6, 1, 1), Instance(64, 128, 6, 1, 1, speed=80), Instance(64, 64, 6, 1, 1, speed=65))
 PAIRED_PARTS = (Instance(128, 96, 6, 1, 1), Instance(64, 96, 6, 1, 1, speed=80), Instance(64, 64, 6, 1, 1, speed=65))
 RESIDUES = (Instance(128, 256, 4, 1, 1), Instance(128, 128, 6, 1, 1, speed=85))
+# Whole numbers by their bytes: two blocks of a cluster share columns of B. Sums of 64 bits leave room for half a tile;
+# on an H200 4096^3 of int64 takes 3.79 ms so, and 4.70 without clusters, of int32 1.10 and 1.11 (types_on_gpu.py).
+DIGITS = (Instance(128, 256, 4, 1, 1), Instance(128, 128, 6, 1, 1, speed=83), Instance(128, 256, 4, 2, 1, speed=99))
+DIGITS_WIDE = (Instance(128, 128, 6, 2, 1), Instance(128, 128, 6, 1, 1, speed=80))
 # About 200 KB each; speeds fitted together with the constants of `cost.grouped_cycles`.
 GROUPS = (Instance(128, 256, 4, 1, 1), Instance(128, 128, 6, 1, 1, speed=93), Instance(128, 64, 8, 1, 1, speed=80))
 

@@ -20,10 +20,11 @@ template <int EPILOGUE, class S> __device__ __forceinline__ S activate(S x) {
 
 // Element (i, j) of C from its sum; with beta = 0 the old C is not read.
 template <int EPILOGUE, class T, class Out>
-__device__ __forceinline__ Out finished(const Product<T, Out>& p, const Out* c, int i, int j, Sum<T, Out> sum) {
+__device__ __forceinline__ Out finished(const Product<T, Out>& p, const Out* c, int i, int j, Sum<T, Out> total) {
+  typename SumFor<Out>::type sum = total;
   if constexpr (EPILOGUE & SCALED) {
     sum *= p.alpha;
-    if (p.beta != 0) sum = multiply_add(p.beta, widen<Sum<T, Out>>(*c), sum);
+    if (p.beta != 0) sum = multiply_add(p.beta, widen<decltype(sum)>(*c), sum);
   }
   if constexpr (EPILOGUE & BIAS) sum += p.bias[i * p.bias_row + j * p.bias_col];
   if constexpr (EPILOGUE & TRACED) {

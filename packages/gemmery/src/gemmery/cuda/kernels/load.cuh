@@ -13,11 +13,13 @@ template <class T> struct Panel {
   int sides, depth;
 };
 
-template <class T, class Out> __device__ __forceinline__ Panel<T> panel_of_a(const Product<T, Out>& p, Tile tile) {
+template <class T, class Out>
+__device__ __forceinline__ Panel<typename OperandsOf<T>::A> panel_of_a(const Product<T, Out>& p, Tile tile) {
   return {p.a_at(tile.batch, tile.row, 0), p.a_row, p.a_col, p.m - tile.row, p.k};
 }
 
-template <class T, class Out> __device__ __forceinline__ Panel<T> panel_of_b(const Product<T, Out>& p, Tile tile) {
+template <class T, class Out>
+__device__ __forceinline__ Panel<typename OperandsOf<T>::B> panel_of_b(const Product<T, Out>& p, Tile tile) {
   return {p.b_at(tile.batch, 0, tile.col), p.b_col, p.b_row, p.n - tile.col, p.k};
 }
 
@@ -92,9 +94,10 @@ template <class T, Layout LAYOUT, int VEC, int SIDE, int BK, int THREADS, int LI
   }
 
   // The same chunks copied to shared memory without passing through registers.
-  template <class Arrangement> __device__ __forceinline__ void copy(const Panel<T>& panel, T* tile) {
+  template <class Arrangement, class S> __device__ __forceinline__ void copy(const Panel<T>& panel, S* tile) {
     static_assert(VEC == 1 || Arrangement::ORDER == LAYOUT, "cp.async does not transpose");
-    T* to = first<Arrangement>(tile);
+    static_assert(sizeof(S) == sizeof(T), "nor widen");
+    S* to = first<Arrangement>(tile);
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
       if (!has(e)) break;

@@ -30,6 +30,11 @@ __device__ __forceinline__ void fragment(S (&x)[COUNT], const S* tile, int side,
   }
 }
 
+template <int TM, int TN, class S> __device__ __forceinline__ void clear(S (&sums)[TM][TN]) {
+#pragma unroll
+  for (int i = 0; i < TM * TN; ++i) sums[i / TN][i % TN] = ZeroOf<S>::value();
+}
+
 // Rows are walked in pairs, down one column and up the next, and every other pair from right to left: each multiply-add
 // then shares a factor with the previous one, which is still in the register file's reuse cache. A tall tile is walked
 // likewise by columns, and f64, whose operands fill both register banks, one column at a time.
@@ -85,9 +90,10 @@ __device__ __forceinline__ void store_registers(const Product<T, Out>& p, int ba
 
 // How a block's threads load the tiles of A and of B.
 template <class T, class Access, class Tiles>
-using LoadA = Load<T, Access::A, Access::A_VEC, Tiles::BM, Tiles::BK, Tiles::THREADS>;
+using LoadA = Load<typename OperandsOf<T>::A, Access::A, Access::A_VEC, Tiles::BM, Tiles::BK, Tiles::THREADS>;
 template <class T, class Access, class Tiles>
-using LoadB = Load<T, transposed(Access::B), Access::B_VEC, Tiles::BN, Tiles::BK, Tiles::THREADS>;
+using LoadB = Load<typename OperandsOf<T>::B, transposed(Access::B), Access::B_VEC, Tiles::BN, Tiles::BK,
+                   Tiles::THREADS>;
 
 // Computes a tile of C with sums in registers: tiles of A and B are loaded into shared memory and multiplied in turn.
 // The rungs choose the layout of the tiles (TileA, TileB), and which elements of C a thread computes (Tiling).

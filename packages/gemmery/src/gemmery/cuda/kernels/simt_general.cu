@@ -65,16 +65,17 @@ __device__ __forceinline__ void general_product(const Product<T, Out>& p, unsign
   constexpr int BM = Tiles::BM, BN = Tiles::BN, BK = Tiles::BK, TM = Tiles::TM, TN = Tiles::TN;
   using TileA = KMajor<BM + 4, BK>;
   using TileB = KMajor<BN + 4, BK>;
-  using Tiling = WarpTiling<Tiles, WM, WN, T>;
+  using S = Sum<T, Out>;  // of T's size: elements are copied as they are, and whole numbers read without their sign
+  using Tiling = WarpTiling<Tiles, WM, WN, S>;
   constexpr int ROWS_APART = Tiling::ROWS_APART, COLUMNS_APART = Tiling::COLUMNS_APART;
   constexpr int STAGE = TileA::SIZE + TileB::SIZE;
-  T* ring = reinterpret_cast<T*>(memory);
+  S* ring = reinterpret_cast<S*>(memory);
   unsigned shared = ptx::shared_address(memory);
   Tile tile = tile_of_block<BM, BN>(p);
   ElementCopy<T, BM, BK, BM + 4, Tiles::THREADS> a_copy(panel_of_a(p, tile));
   ElementCopy<T, BN, BK, BN + 4, Tiles::THREADS> b_copy(panel_of_b(p, tile));
   Tiling at;
-  T a[2][TM], b[2][TN], sums[TM][TN] = {};
+  S a[2][TM], b[2][TN], sums[TM][TN] = {};
   int warp = threadIdx.x / 32;
   bool busy = BM > 32 || (tile.row + warp / (BN / WN) * WM < p.m && tile.col + warp % (BN / WN) * WN < p.n);
   int now = 1, free = 0;  // stages of the ring: the one being read, and the one to fill
@@ -87,7 +88,7 @@ __device__ __forceinline__ void general_product(const Product<T, Out>& p, unsign
     }
     ptx::cp_async_commit_group();
     if (k0 >= 0 && busy) {
-      const T *a_tile = ring + now * STAGE + at.row, *b_tile = ring + now * STAGE + TileA::SIZE + at.column;
+      const S *a_tile = ring + now * STAGE + at.row, *b_tile = ring + now * STAGE + TileA::SIZE + at.column;
 #pragma unroll
       for (int k = 0; k < BK - 1; ++k) {
         fragment<TileA, ROWS_APART>(a[(k + 1) % 2], a_tile, 0, k + 1);
@@ -112,11 +113,11 @@ __device__ __forceinline__ void general_product(const Product<T, Out>& p, unsign
   for (int y = 0; y < TM; ++y) {
 #pragma unroll
     for (int x = 0; x < TN; x += WIDE) {
-      Chunk<T, WIDE> piece;
+      Chunk<S, WIDE> piece;
 #pragma unroll
       for (int v = 0; v < WIDE; ++v) piece.of[v] = sums[y][x + v];
       int row = at.row + y / TALL * ROWS_APART + y % TALL, column = at.column + x / WIDE * COLUMNS_APART;
-      *reinterpret_cast<Chunk<T, WIDE>*>(ring + row * PITCH + column) = piece;
+      *reinterpret_cast<Chunk<S, WIDE>*>(ring + row * PITCH + column) = piece;
     }
   }
   __syncthreads();

@@ -52,7 +52,8 @@ __global__ void __launch_bounds__(Tiles::THREADS, BLOCKS) simt_pipelined(const P
   finish();
   Tiling at;
   const S *a_tile = ring + at.row, *b_tile = ring + TileA::SIZE + at.column;  // the thread's part of the current tile
-  S a[2][Tiles::TM], b[2][Tiles::TN], sums[Tiles::TM][Tiles::TN] = {};
+  S a[2][Tiles::TM], b[2][Tiles::TN], sums[Tiles::TM][Tiles::TN];
+  clear(sums);
   fragment<TileA, ROWS_APART>(a[0], a_tile, 0, 0);
   fragment<TileB, COLUMNS_APART>(b[0], b_tile, 0, 0);
   int now = 0, free = STAGES - 1;  // stages of the ring: the one being read, and the one to fill
@@ -73,7 +74,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, BLOCKS) simt_pipelined(const P
         begin(ring + free * STAGE);
         free = free == STAGES - 1 ? 0 : free + 1;
       }
-      outer_product(a[k % 2], b[k % 2], sums);
+      if (PadsWithZeros<S>::value || k0 + k < p.k) outer_product(a[k % 2], b[k % 2], sums);
     }
   }
   store_registers<EPILOGUE, ROWS_APART, COLUMNS_APART, Access::C_VEC>(p, tile.batch, tile.row + at.row,

@@ -7,7 +7,7 @@ template <int EPILOGUE, class T, class Out>
 __device__ __forceinline__ void multiply_element(const Product<T, Out>& p, int batch, int i, int j) {
   using S = Sum<T, Out>;
   const T *a = p.a_at(batch, i, 0), *b = p.b_at(batch, 0, j);
-  S sum = 0;
+  S sum = ZeroOf<S>::value();
   for (int k = 0; k < p.k; ++k, a += p.a_col, b += p.b_row) sum = multiply_add(widen<S>(*a), widen<S>(*b), sum);
   store<EPILOGUE>(p, batch, i, j, sum);
 }

@@ -12,13 +12,15 @@ __global__ void __launch_bounds__(TILE * TILE) simt_smem(const Product<T, Out> p
   __shared__ S a[TILE][TILE], b[TILE][TILE];
   Tile tile = tile_of_block<TILE, TILE>(p);
   int y = threadIdx.y, x = threadIdx.x, i = tile.row + y, j = tile.col + x;
-  S sum = 0;
+  S sum = ZeroOf<S>::value();
   for (int from = 0; from < p.k; from += TILE) {
     a[y][x] = a_or_zero<S>(p, tile.batch, i, from + x);
     b[y][x] = b_or_zero<S>(p, tile.batch, from + y, j);
     __syncthreads();
 #pragma unroll
-    for (int k = 0; k < TILE; ++k) sum = multiply_add(a[y][k], b[k][x], sum);
+    for (int k = 0; k < TILE; ++k) {
+      if (PadsWithZeros<S>::value || from + k < p.k) sum = multiply_add(a[y][k], b[k][x], sum);
+    }
     __syncthreads();
   }
   if (i < p.m && j < p.n) store<EPILOGUE>(p, tile.batch, i, j, sum);

@@ -271,7 +271,7 @@ __device__ __forceinline__ bool biases_columns(const TmaProduct<T, Out>& p) {
 template <bool GROUPED, class T, class Out>
 __device__ __forceinline__ const float* bias_of(const TmaProduct<T, Out>& p, int batch) {
   const bool of_groups = GROUPED && p.offsets;
-  return p.product.bias + (of_groups ? batch * p.product.bias_row : 0);
+  return reinterpret_cast<const float*>(p.product.bias) + (of_groups ? batch * p.product.bias_row : 0);
 }
 
 // Whether half of the bias is in shared memory, and half of a sum is added to it: both are exact above 2^-125.

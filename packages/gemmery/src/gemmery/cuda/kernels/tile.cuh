@@ -18,10 +18,10 @@ __device__ __forceinline__ Tile tile_of_block(const Product<T, Out>& p) {
 // Element (i, k) of A, and (k, j) of B; zero beyond the edges.
 template <class To, class T, class Out>
 __device__ __forceinline__ To a_or_zero(const Product<T, Out>& p, int batch, int i, int k) {
-  return i < p.m && k < p.k ? widen<To>(*p.a_at(batch, i, k)) : To(0);
+  return i < p.m && k < p.k ? widen<To>(*p.a_at(batch, i, k)) : ZeroOf<To>::value();
 }
 
 template <class To, class T, class Out>
 __device__ __forceinline__ To b_or_zero(const Product<T, Out>& p, int batch, int k, int j) {
-  return k < p.k && j < p.n ? widen<To>(*p.b_at(batch, k, j)) : To(0);
+  return k < p.k && j < p.n ? widen<To>(*p.b_at(batch, k, j)) : ZeroOf<To>::value();
 }

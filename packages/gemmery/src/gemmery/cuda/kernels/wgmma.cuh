@@ -15,6 +15,8 @@ template <> struct WgmmaName<bf16> { static constexpr const char text[] = "k16.f
 template <> struct WgmmaName<tf32> { static constexpr const char text[] = "k8.f32.tf32.tf32"; };
 template <> struct WgmmaName<e4m3> { static constexpr const char text[] = "k32.f32.e4m3.e4m3"; };
 template <> struct WgmmaName<e5m2> { static constexpr const char text[] = "k32.f32.e5m2.e5m2"; };
+template <> struct WgmmaName<e4m3e5m2> { static constexpr const char text[] = "k32.f32.e4m3.e5m2"; };
+template <> struct WgmmaName<e5m2e4m3> { static constexpr const char text[] = "k32.f32.e5m2.e4m3"; };
 template <> struct WgmmaName<i8> { static constexpr const char text[] = "k32.s32.s8.s8"; };
 
 template <int BYTES, bool A_K_MAJOR, bool B_K_MAJOR> struct WgmmaSigns {
@@ -237,6 +239,13 @@ template <class Tiles> struct Warpgroup {
   // 16 w + l / 4 and 8 further. `row` and `column` are the warpgroup's first ones.
   template <int EPILOGUE, class T, class Out>
   __device__ __forceinline__ void store(const Product<T, Out>& p, int batch, int row, int column) const {
+    store_of<EPILOGUE>(sums, p, batch, row, column);
+  }
+
+  // The same of other sums, of which a thread has the same places.
+  template <int EPILOGUE, class Sums, class T, class Out>
+  static __device__ __forceinline__ void store_of(const Sums& sums, const Product<T, Out>& p, int batch, int row,
+                                                  int column) {
     row += threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
     column += threadIdx.x % 4 * 2;
     bool pairs = p.c_col == 1 &&

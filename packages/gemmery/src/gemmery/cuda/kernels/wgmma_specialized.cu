@@ -125,10 +125,11 @@ template <class Tiles> struct Consumer : Warpgroup<Tiles> {
   }
 
   // The first of the stage's products is a group of its own: while it is under way, those of the stage before end, and
-  // it is handed back early. PARTS is less where the rest of the stage is zeros. Of a late tile, the half of the first
-  // product that is in the stage before is loaded before this stage has come.
+  // it is handed back early. PARTS is less where the rest of the stage is zeros. A stage that begins forgets what the
+  // sums hold, unless it keeps that. Of a late tile, the half of the first product that is in the stage before is loaded
+  // before this stage has come.
   template <int PARTS = Tiles::PRODUCTS, int COLUMNS = Tiles::WN, bool LATE = false>
-  __device__ __forceinline__ void multiply_stage(bool begins) {
+  __device__ __forceinline__ void multiply_stage(bool begins, bool keeps = false) {
     const int first_part = LATE && begins ? 1 : 0;  // the very first one of a late tile is in front of k
     if (LATE && !begins) {
       ptx::wgmma_wait_group<1>();  // the registers of the last first product are free
@@ -139,7 +140,7 @@ template <class Tiles> struct Consumer : Warpgroup<Tiles> {
     ptx::wgmma_fence();
 #pragma unroll
     for (int part = first_part; part < PARTS; ++part) {
-      const bool adds = !(begins && part == first_part);
+      const bool adds = keeps || !(begins && part == first_part);
       if constexpr (LATE) {
         if (part == 0) this->template multiply_first<COLUMNS>(first, now.stage, adds);
       }

@@ -5,13 +5,13 @@
 // and what no epilogue does. A and B are the sums with one weight, and with two.
 #include "epilogue.cuh"
 
-enum RowOperation { SUM, SUM_OF_SQUARES, MAXIMUM, LOG_SUM_EXP };
+enum RowOperation { ROW_SUM, ROW_SUM_OF_SQUARES, ROW_MAXIMUM, ROW_LOG_SUM_EXP };
 
 // A statistic of some columns. That of exponentials has its sum by those of the largest element.
 template <class S> struct Partial { S value, sum; };
 
 template <int OPERATION, class S> __device__ __forceinline__ Partial<S> partial_of_none() {
-  constexpr bool LARGEST = OPERATION == MAXIMUM || OPERATION == LOG_SUM_EXP;
+  constexpr bool LARGEST = OPERATION == ROW_MAXIMUM || OPERATION == ROW_LOG_SUM_EXP;
   return {LARGEST ? S(__int_as_float(0xff800000)) : S(0), S(0)};
 }
 
@@ -41,7 +41,7 @@ template <int OPERATION, int THREADS, class S> __device__ __forceinline__ S of_b
   mine = of_warp[0];
 #pragma unroll
   for (int warp = 1; warp < THREADS / 32; ++warp) mine = together<OPERATION>(mine, of_warp[warp]);
-  return OPERATION == LOG_SUM_EXP ? mine.value + Precise::log(mine.sum) : mine.value;
+  return OPERATION == ROW_LOG_SUM_EXP ? mine.value + Precise::log(mine.sum) : mine.value;
 }
 
 template <int VECTOR, int WIDTH, class T, class S>

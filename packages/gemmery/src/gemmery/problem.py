@@ -43,6 +43,7 @@ class Problem(NamedTuple):
     interleaved: bool = False  # elements of A, B and C are adjacent along the batch
     b_dtype: str = ""  # of B where it is another one: int8 by uint8, or the reverse
     split: str = ""  # which of A and B were split before, of float32 in parts: "", "a", "b" or "ab"
+    k_groups: int = 0  # products with parts of k of their own, one part after the other, and a matrix of C; 0: one
 
     def transposed(self) -> Problem:
         """Return the same product as C' = B' A'."""
@@ -72,7 +73,7 @@ class Problem(NamedTuple):
     def bytes(self) -> int:
         """Least number of bytes moved: each input read once, C written once."""
         inputs = (self.m * self.k + max(1, self.groups) * self.k * self.n) * dtypes.get(self.dtype).size
-        return self.batch * (inputs + self.m * self.n * dtypes.get(self.out).size)
+        return self.batch * (inputs + max(1, self.k_groups) * self.m * self.n * dtypes.get(self.out).size)
 
     @property
     def intensity(self) -> float:

@@ -328,7 +328,7 @@ def product_argument(
         problem.m,
         problem.n,
         problem.k,
-        problem.groups or problem.batch,
+        problem.groups or problem.k_groups or problem.batch,
         alpha.real,
         beta.real,
     )

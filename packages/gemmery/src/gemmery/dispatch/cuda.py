@@ -24,7 +24,7 @@ _TENSOR_COPIES = "wgmma_epilogue"  # the rung of products on sm_90, of which few
 TENSOR_COPIED = ("f16", "bf16")  # its types that have general kernels too
 
 # The rungs that may apply the factors of operands, by their kind; they refuse those that they do not.
-_FACTORS = {"outer": ("wgmma_epilogue", "wgmma_grouped"), "blocks": ("wgmma_blockscaled",)}
+_FACTORS = {"outer": ("wgmma_epilogue", "wgmma_grouped"), "blocks": ("wgmma_blockscaled", "wgmma_grouped_k")}
 _TENSOR_TYPES = ("f16", "bf16", "tf32", *dtypes.FLOAT8, "int8")  # what wgmma multiplies
 
 
@@ -66,7 +66,8 @@ def copies_tensors(device: str) -> bool:
 
 def grouped(problem: Problem) -> Candidate:
     """Return the rung that multiplies groups of rows in one launch. Raises RefusedError with the reason if none can."""
-    return _only("wgmma_grouped", problem, "groups of rows: one launch reads where they end")
+    name = "wgmma_grouped_k" if problem.k_groups else "wgmma_grouped"
+    return _only(name, problem, "groups: one launch reads where they end")
 
 
 def quantized(problem: Problem) -> Candidate:

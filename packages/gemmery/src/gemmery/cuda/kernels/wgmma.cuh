@@ -72,6 +72,7 @@ struct WgmmaTiles {
   // Threads of which one hands a stage back: a warpgroup's, which multiplies as one, or a warp's, if warps load A.
   static constexpr int TOGETHER = APART ? 32 : 128, RELEASES = WARPGROUPS * (128 / TOGETHER);
   static constexpr int PRODUCTS = 4;  // of a stage, 32 bytes of k each
+  static constexpr bool RAGGED = false;  // whether stages may hold k of other products, which is then cleared
   static constexpr int A_BYTES = BM * 128, B_BYTES = (B_K_MAJOR ? BN : (BN + 63) / 64 * 64) * 128;
   static constexpr int STAGE = A_BYTES + B_BYTES, RING = STAGES * STAGE;
   static_assert(ROWS_MULTIPLIED == 64 * BLOCKS * (BESIDE ? 1 : WARPGROUPS), "wgmma has 64 rows");

@@ -82,6 +82,12 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
       brief = is_brief(depth);
       late = Tiles::is_late(p, order.tile);
     }
+    if constexpr (Tiles::RAGGED) {
+      steps = max(order.steps, P::STEPS);
+      brief = false;
+      consumer.low = order.low;
+      consumer.high = order.high;
+    }
     Where at = {};
     if (AHEAD) at = place();
     bool passes = order.passes(warp / 4);

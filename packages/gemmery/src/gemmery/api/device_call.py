@@ -105,8 +105,9 @@ def described(call: DeviceCall) -> tuple[Arrangement, Problem]:
     size, out_size = dtypes.get(x.dtype).size, dtypes.get(c.dtype).size
     deep = call.grouped and len(y.shape) == 2
     if deep:  # a batch of matrices of C, for parts of the k of A and B
-        m, k, groups, n = *x.shape, c.shape[0], y.shape[1]
-        form = Arrangement(m, n, k, groups, (0, *x.strides), (0, *y.strides), c.strides)
+        (m, k), (groups, _, n) = x.shape, c.shape
+        (a_row, a_column), (b_row, b_column), (each, c_row, c_column) = x.strides, y.strides, c.strides
+        form = Arrangement(m, n, k, groups, (0, a_row, a_column), (0, b_row, b_column), (each, c_row, c_column))
     elif call.grouped:  # a batch of matrices of B, which shares A and C; an offset says where each group has its rows
         (m, k), (groups, _, n) = x.shape, y.shape
         (a_row, a_column), (each, b_row, b_column), (c_row, c_column) = x.strides, y.strides, c.strides

@@ -112,7 +112,10 @@ def grouped_matmul(
     product reads.
 
     `b` may be a `QuantizedMatrix` of shape (groups, k, n), or a list of quantised matrices without `offsets`. On a
-    device its weights are expanded by a launch, then all groups multiplied by another; on the CPU, group by group.
+    device of compute capability 9.0 one launch reads the codes of those that have rows, where `a` and factors have one
+    type of 16 bits. Blocks may share the sums of a tile there, so that the last bits of a row depend on where groups
+    end, unless `batch_invariant`. Elsewhere weights are expanded by a launch, then all groups multiplied by another; on
+    the CPU, group by group.
 
     Each group's product has the element types, accuracy and determinism of `matmul`. Compute capability 9.0 multiplies
     all groups of float16, bfloat16, float8 and int8 in one launch; there the bits of a row depend on no other row.
@@ -130,13 +133,18 @@ def grouped_matmul(
 def _stacked(a: Any, b: Any, offsets: Any, out: Any, terms: Options) -> Any:
     """Return the products of the groups that `offsets` cut out of `a`."""
     x, where = view(a), view(offsets)
-    if x.device != "cpu" and type(b) in _QUANTIZED:
-        from gemmery.api.quantized_products import device_weight
-
-        b = device_weight(b, x.dtype, x).swapaxes(-1, -2)
     y = _viewed(b, x.dtype)
     deep = len(y.shape) == 2 and type(b) not in _QUANTIZED
     shape = _deep_shape(x, y, where, terms) if deep else _stacked_shape(x, y, where)
+    if x.device != "cpu" and type(b) in _QUANTIZED:
+        from gemmery.api import on_device, quantized_products
+
+        on_device.check_offsets(x, where)
+        done = quantized_products.experts(a, b, x, where, shape, offsets, out, terms)
+        if done is not None:
+            return done
+        b = quantized_products.device_weight(b, x.dtype, x).swapaxes(-1, -2)
+        y = view(b)
     multiply = multiply_depths if deep else multiply_groups
     if x.device != "cpu":
         from gemmery.api import on_device

@@ -292,7 +292,7 @@ def grouped_product(
     x, y, where = map(located, (x, y, where))
     target = None if out is None else located(view(out))
     arrays.together(a=x, b=y, out=target)
-    _check_offsets(x, where)
+    check_offsets(x, where)
     common, result = types(x, y, terms.dtype, target)
     if target is not None:
         writable(target, shape, result)
@@ -315,7 +315,7 @@ def grouped_product(
     return out
 
 
-def _check_offsets(x: View, where: View) -> None:
+def check_offsets(x: View, where: View) -> None:
     """Raise unless the offsets are on the host, or as a kernel reads them on the device of a."""
     if where.device == "cpu":
         return

@@ -59,26 +59,29 @@ def prepare_packed(x: View, packed: View, scales: View, c: View, bits: int, epil
     return kernel.ready(a, b, View(0, (1, m, n), (0, *c.strides), c.dtype), bias)
 
 
-def prepare_arranged(x: View, form: Format, c: View, epilogue: str = "", invariant: bool = False) -> Ready | str:
+def prepare_arranged(
+    x: View, form: Format, c: View, epilogue: str = "", invariant: bool = False, groups: int = 0
+) -> Ready | str:
     """Return the launch of C = activation(x W' + bias), or why there is none.
 
     x is (m, k) and C (m, n), of elements that are adjacent in rows; the pointers of the views are their lowest four
     bits. The launch takes the addresses of x, the arranged weight and C, that of a bias of n adjacent float32, that of
-    scratch memory, and as the third of `extra` that of counters: see `gemmery.cuda.ordered`.
+    scratch memory, and as the third of `extra` that of counters: see `gemmery.cuda.ordered`. With `groups` each has an
+    arranged weight, one after the other, and a bias; the first of `extra` is the address of where their rows end.
     """
     reason = form.refusal()
     if reason or x.dtype != form.dtype or c.dtype != form.dtype:
         return reason or f"x of {x.dtype}, C of {c.dtype}: this weight is multiplied as {form.dtype}"
     if 0 in x.shape or x.strides[1] != dtypes.get(x.dtype).size:
         return "a kernel reads rows of x whose elements are adjacent, at least one"
-    problem = problem_of(x, form, c, epilogue, invariant)
+    problem = problem_of(x, form, c, epilogue, invariant, groups)
     try:
         candidate = quantized(problem)
         kernel = candidate.rung.build(problem, candidate.config)
     except (RefusedError, CompileError) as refused:  # a compiler of another version may spill
         return str(refused)
     assert isinstance(kernel, CudaLaunch)
-    bias = View(0, (form.n,), (4,), "f32") if "bias" in epilogue else None
+    bias = View(0, (groups or 1, form.n), (4 * form.n, 4), "f32") if "bias" in epilogue else None
     size = dtypes.get(form.dtype).size
     a = View(0, (1, *x.shape), (0, *x.strides), x.dtype)
     b = View(0, (1, form.k, form.n), (0, size, size * form.k), x.dtype)

@@ -244,8 +244,11 @@ def _cast(array: Any, dtype: Any) -> Any:
     return array.to(dtype) if hasattr(array, "permute") else array.astype(dtype)
 
 
-def problem_of(x: View, form: Format, c: View, epilogue: str = "", invariant: bool = False) -> Problem:
-    """Return the product of x, (m, k) by rows, and an arranged weight; `invariant`: with the same bits for any m."""
+def problem_of(x: View, form: Format, c: View, epilogue: str = "", invariant: bool = False, groups: int = 0) -> Problem:
+    """Return the product of x, (m, k) by rows, and an arranged weight, or one for each of `groups` of rows.
+
+    `invariant`: with the same bits for any m.
+    """
     size = dtypes.get(c.dtype).size
     low = x.pointer | (x.strides[0] if x.shape[0] > 1 else 0), 0, c.pointer | (c.strides[0] if c.shape[0] > 1 else 0)
     return Problem(
@@ -257,4 +260,5 @@ def problem_of(x: View, form: Format, c: View, epilogue: str = "", invariant: bo
         bits=KINDS[form.kind],
         group=form.columns,
         levels=form.kind,
+        groups=groups,
     )

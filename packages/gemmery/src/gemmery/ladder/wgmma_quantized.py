@@ -12,6 +12,7 @@ from gemmery.ladder.wgmma import aligned_sums
 from gemmery.problem import Config, Problem
 
 NAME = "wgmma_quantized"
+GROUP = 8  # bytes of where a group ends
 COUNTER = 4  # bytes of a counter of the blocks that have added to a tile
 
 
@@ -22,7 +23,7 @@ def _refuses(problem: Problem) -> str:
         return "it multiplies by weights that gemmery.cuda.weights.arrange has put in its order, of 8 or 4 bits"
     if p.out != p.dtype:
         return f"it writes the type of x, {p.dtype}, not {p.out}"
-    if p.batch > 1 or p.groups or p.scaled or p.scales:
+    if p.batch > 1 or p.scaled or p.scales:
         return "it multiplies one matrix, without alpha, beta or float32 factors"
     if p.a_layout != "row" or p.alignments[0] % 16 or p.k % 8:
         return f"k={p.k}, rows of x at multiples of {p.alignments[0]} bytes: rows are multiples of 16 bytes; copy x"
@@ -61,15 +62,20 @@ def _geometry(name: str, problem: Problem, config: Config) -> Geometry:
         )
     if parts * tokens * 144 > ring + (ways - 1) * sums:
         raise RefusedError(f"stages={stages}: {parts * 64} x {tokens} results do not fit in the ring; take more stages")
-    steps, tiles = form.places[1], -(-problem.n // (64 * parts)) * -(-problem.m // tokens)
+    steps, tiles = form.places[1], -(-problem.n // (64 * parts)) * most_across(problem, tokens)
     splits = 0 if config["runs"] else min(config["splits"], steps)
     grid = min(config["runs"], tiles * steps) or tiles * splits
+    if problem.groups:  # whose ends decide on the device whether blocks share tiles, unless they must not
+        splits, shared = int(problem.invariant), shared + GROUP * problem.groups + 8
+        grid = min(config["runs"] or target(problem).sms * resident, tiles if splits else tiles * steps)
+        if shared > most_shared(resident):
+            raise RefusedError(f"{problem.groups} groups: there is no room for where they end; take fewer stages")
     deep = problem.k % 64 == 0
     early = not config["late"]
     levels = template(
         "Levels", element(problem), form.kind.removesuffix("_zeros").upper(), form.columns, form.kind == "int4_zeros"
     )
-    shape = tokens, warpgroups, blocks, ways, stages, resident, deep, early
+    shape = tokens, warpgroups, blocks, ways, stages, resident, deep, early, problem.groups > 0
     return Geometry(
         f"{name}.cu",
         instance(name, problem, template("QuantizedTiles", element(problem), levels, *shape)),
@@ -86,6 +92,11 @@ def _geometry(name: str, problem: Problem, config: Config) -> Geometry:
         maps=(MapBox("a", (64, tokens), deep=2 if deep else 1),),
         band=splits,
     )
+
+
+def most_across(problem: Problem, tokens: int) -> int:
+    """Return how often tiles of so many tokens have all rows of W, at most: the tokens of each group may end in one."""
+    return problem.m // tokens + min(problem.groups, problem.m) if problem.groups else -(-problem.m // tokens)
 
 
 def _resolve(problem: Problem, config: Config) -> Config:

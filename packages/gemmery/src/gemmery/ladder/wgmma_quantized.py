@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gemmery.cuda import weights
 from gemmery.cuda.choose import complete
 from gemmery.cuda.choose.variants import most_shared, variant_of
 from gemmery.cuda.geometry import Geometry, MapBox, element, instance, target, template
@@ -9,6 +10,7 @@ from gemmery.cuda.weights import KINDS, STEP, Format
 from gemmery.errors import RefusedError
 from gemmery.ladder.gpu import gpu_rung
 from gemmery.ladder.wgmma import aligned_sums
+from gemmery.ladder.wgmma_split import promoted
 from gemmery.problem import Config, Problem
 
 NAME = "wgmma_quantized"
@@ -21,6 +23,8 @@ def _refuses(problem: Problem) -> str:
     p = problem.by_rows()
     if p.levels not in KINDS:
         return "it multiplies by weights that gemmery.cuda.weights.arrange has put in its order, of 8 or 4 bits"
+    if p.dtype in weights.CODES:
+        return f"x of {p.dtype}: {CODES} multiplies codes"
     if p.out != p.dtype:
         return f"it writes the type of x, {p.dtype}, not {p.out}"
     if p.batch > 1 or p.scaled or p.scales:
@@ -108,6 +112,48 @@ def _resolve(problem: Problem, config: Config) -> Config:
     return complete(config, choices)
 
 
+CODES = "wgmma_codes"
+_TOKENS, _ROWS, _STAGES = 128, 128, 7
+
+
+def _refuses_codes(problem: Problem) -> str:
+    """Refuse what is not codes of 8 bits by levels of 4 that were arranged for them."""
+    p = problem.by_rows()
+    if p.levels != "int4" or p.dtype not in weights.CODES:
+        return "it multiplies codes of e4m3 and int8 by int4, which gemmery.cuda.weights.arrange_levels has arranged"
+    if p.out not in ("bf16", "f16"):
+        return f"it writes bf16 and f16, not {p.out}"
+    if p.batch > 1 or p.groups or p.scaled or p.scales == "blocks":
+        return "it multiplies one matrix, without alpha and beta"
+    if p.a_layout != "row" or p.alignments[0] % 16 or p.k % 16:
+        return f"k={p.k}, rows of x at multiples of {p.alignments[0]} bytes: rows are multiples of 16 bytes; copy x"
+    return format_of(p).refusal() or ("" if p.c_layout == "row" else "it writes rows whose elements are adjacent")
+
+
+def _geometry_codes(name: str, problem: Problem, config: Config) -> Geometry:
+    """Blocks that stay, with two warpgroups of 64 rows of W by 128 tokens."""
+    stages = config["stages"]
+    if not 2 <= stages <= _STAGES:
+        raise RefusedError(f"stages={stages}: a ring has 2 to {_STAGES} stages")
+    chunk = format_of(problem).chunk
+    shared = stages * (_TOKENS * STEP + 2 * chunk) + 2 * _TOKENS * 144 + 16 * stages
+    tiles = -(-problem.m // _TOKENS) * -(-problem.n // _ROWS)
+    return Geometry(
+        f"{name}.cu",
+        instance(name, problem, template("CodeTiles", element(problem), _TOKENS, stages)),
+        (min(tiles, config["blocks"]), 1, 1),
+        (384, 1, 1),
+        shared=shared,
+        needs=90,
+        instructions="wgmma",
+        alone=True,
+        overlaps=True,
+        tile=(_TOKENS, _ROWS),
+        maps=(MapBox("a", (STEP, _TOKENS)),),
+        band=config["band"],
+    )
+
+
 GEMM_QUANTIZED = (
     gpu_rung(
         NAME,
@@ -136,6 +182,27 @@ GEMM_QUANTIZED = (
             "two: one logical instruction and one multiply-add make two weights, with their factor, rounded once. What "
             "is left is latency: one thread must ask for all of W early enough, and few tokens need every "
             "multiprocessor, so warpgroups of a block share rows and take the steps of k in turn."
+        ),
+    ),
+    gpu_rung(
+        CODES,
+        idea="weights of 4 bits become the 8-bit type of the tokens' codes, a sum of 128 of k has its factor",
+        parent=NAME,
+        dtypes=weights.CODES,
+        refuses=_refuses_codes,
+        bound=promoted,
+        bounds={"int8": lambda k: -(-k // STEP) + 4},
+        geometry=_geometry_codes,
+        resolve=lambda problem, config: complete(
+            config, {"stages": _STAGES, "band": 16, "blocks": target(problem).sms}
+        ),
+        space={"stages": (0, 3, 5), "band": (0, 1, 4), "blocks": (0, 1, 7)},
+        lesson=(
+            "With many tokens tensor cores are the limit, and 8-bit types have twice the rate of halves. Each of the "
+            "16 levels of 4 bits is a number of e4m3, and bits 0 to 15 of that type are just as many times 2^-9, so a "
+            "level needs no table: its sign goes to the top, and a multiply-add of four bytes at a time does it. "
+            "Registers hold the weights, tokens lie in shared memory, and while one warpgroup scales its sum of 128 of "
+            "k and adds it in float32, the other one's products are under way."
         ),
     ),
 )

@@ -34,6 +34,8 @@ template <> struct WgmmaTypes<i8, true, true> : WgmmaName<i8>, NoSigns {};
 template <bool B_K_MAJOR> struct RegisterSigns { static constexpr const char signs[] = ", 1, 1, 0"; };
 template <> struct RegisterSigns<false> { static constexpr const char signs[] = ", 1, 1, 1"; };
 template <class T, bool B_K> struct RegisterTypes : WgmmaName<T>, RegisterSigns<B_K> {};
+template <> struct RegisterTypes<e4m3, true> : WgmmaName<e4m3>, WgmmaSigns<1, true, true> {};
+template <> struct RegisterTypes<i8, true> : WgmmaName<i8>, NoSigns {};
 
 // The warpgroups that multiply a tile; of their warps, the columns of a piece of C, and the pieces in shared memory.
 template <int COUNT, int WIDE = 32, int PIECES = 2> struct Consumers {

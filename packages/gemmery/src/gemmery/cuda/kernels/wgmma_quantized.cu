@@ -123,25 +123,23 @@ template <class Out> __device__ __forceinline__ unsigned pair_of(float low, floa
   return ptx::cvt_rn_f16x2_f32(low, high);
 }
 
-// Results of one block of 64 rows of W, for the tokens of a tile. A thread has rows r, r + 1 for two tokens of each 8.
+// Results of one block of 64 rows of W, for the tokens of a tile. A thread has rows r, r + 1 for two tokens of each 8;
+// `scaled` gives its sum of the token 8 j + 2 (lane % 4) + e and row r + i, with all factors.
 // `staged`: they leave through shared memory, in whole lines; else by single elements, where the ring is still in use.
-template <int EPILOGUE, class Tiles, class T, class Out>
-__device__ __forceinline__ void store_block(const Product<T, Out>& p, const float (&sums)[Tiles::TOKENS / 2],
-                                            char* stage, bool staged, int barrier, int rows, Spot spot) {
+template <int EPILOGUE, class Tiles, class T, class Out, class Scaled>
+__device__ __forceinline__ void store_block(const Product<T, Out>& p, Scaled scaled, char* stage, bool staged,
+                                            int barrier, int rows, Spot spot) {
   constexpr int PITCH = Tiles::PITCH, TOKENS = Tiles::TOKENS;
   const int thread = threadIdx.x % 128, lane = thread % 32, row = thread / 32 * 16 + lane / 4 * 2;
   const int token = spot.token, count = min(spot.end - token, TOKENS), wide = min(p.n - rows, 64);
-  float factors[2] = {Tiles::L::UNSCALE, Tiles::L::UNSCALE}, bias[2] = {};
-  const char* w = reinterpret_cast<const char*>(p.b) + (Tiles::GROUPED ? spot.group * whole_bytes<Tiles>(p) : 0);
-  const float* of_rows = reinterpret_cast<const float*>(w + chunk_bytes<Tiles>(p));
+  float bias[2] = {};
   const long long first_bias = Tiles::GROUPED ? spot.group * p.bias_row : 0;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    factors[i] *= of_rows[rows + row + i];
     if constexpr (EPILOGUE & BIAS) bias[i] = row + i < wide ? p.bias[first_bias + (rows + row + i) * p.bias_col] : 0;
   }
   auto result = [&](int j, int e, int i) {
-    const float x = sums[4 * j + e + 2 * i] * factors[i] + bias[i];
+    const float x = scaled(j, e, i) + bias[i];
     if constexpr ((EPILOGUE & ACTIVATION) == GELU) return gelu_of_half<Out>(0.5f * x);
     if constexpr ((EPILOGUE & ACTIVATION) == SILU) return silu(x);
     return activate<EPILOGUE>(x);
@@ -370,7 +368,13 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
       for (int block = 0; block < BLOCKS; ++block) {
         const int part = line * BLOCKS + block;
         const Spot spot = share.at(tile);
-        store_block<EPILOGUE, Tiles>(p.product, sums[block], shared + part * TOKENS * Tiles::PITCH, staged,
+        const char* w = reinterpret_cast<const char*>(p.product.b);
+        if (Tiles::GROUPED) w += spot.group * whole_bytes<Tiles>(p.product);
+        const float* of_rows = reinterpret_cast<const float*>(w + chunk_bytes<Tiles>(p.product));
+        of_rows += (spot.part + part) * 64 + thread / 32 * 16 + lane / 4 * 2;
+        const float factors[2] = {L::UNSCALE * of_rows[0], L::UNSCALE * of_rows[1]};
+        auto scaled = [&](int j, int e, int i) { return sums[block][4 * j + e + 2 * i] * factors[i]; };
+        store_block<EPILOGUE, Tiles>(p.product, scaled, shared + part * TOKENS * Tiles::PITCH, staged,
                                      1 + LINES + line, (spot.part + part) * 64, spot);
       }
     }

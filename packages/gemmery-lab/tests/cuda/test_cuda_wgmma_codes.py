@@ -17,8 +17,8 @@ from mutant import edited
 
 RUNG = find(BY_WEIGHTS, "wgmma_codes")
 TYPES = {"e4m3": ml_dtypes.float8_e4m3fn, "int8": np.int8}
-OUTS = {"bf16": ml_dtypes.bfloat16, "f16": np.float16}
-ROUNDOFF = {"bf16": 2.0**-8, "f16": 2.0**-11}
+OUTS = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
+ROUNDOFF = {"bf16": 2.0**-8, "f16": 2.0**-11, "f32": 2.0**-24}
 GUARD = 8  # elements around each row of C
 
 
@@ -33,7 +33,8 @@ def multiplied(dtype, m, n, k, *, out="bf16", group=128, epilogue="", config=Non
     x = x.astype(TYPES[dtype])
     of_tokens = np.exp2(rng.uniform(-4, 4, (m, 1))).astype(np.float32) if factors else None
     bias = np.linspace(-3, 3, n, dtype=np.float32) if "bias" in epilogue else None
-    around = np.full((m + 2, n + 2 * GUARD), 0x7FFF, np.uint16)
+    bits = np.uint32 if out == "f32" else np.uint16
+    around = np.full((m + 2, n + 2 * GUARD), 0x7FFF, bits)
     c = around[1:-1, GUARD:-GUARD][None]
     fields = {"bits": 4, "group": 128, "levels": "int4", "epilogue": epilogue, "scales": "outer" if factors else ""}
     case = Problem(m, n, k, dtype, out, b_layout="col", device="h200", **fields)
@@ -67,6 +68,8 @@ def is_right(dtype, m, n, k, **options):
         (200, 136, 512, {"out": "f16", "config": {"blocks": 1, "stages": 3}, "factors": False}),
         (129, 300, 128, {"config": {"blocks": 7, "band": 1}, "factors": False}),
         (128, 64, 1024, {"group": 256}),
+        (130, 132, 256, {"out": "f32", "epilogue": "bias+relu", "config": {"blocks": 2}}),
+        (9, 67, 128, {"out": "f32"}),
     ],
 )
 def test_values_are_within_the_bound_between_guards(dtype, m, n, k, options):
@@ -111,7 +114,7 @@ def test_refusals():
     case = Problem(8, 64, 256, "e4m3", "bf16", b_layout="col", device="h200", bits=4, group=128, levels="int4")
     assert RUNG.refusal(case) == ""
     for change, words in (
-        ({"out": "f32"}, "not f32"),
+        ({"out": "f64"}, "not f64"),
         ({"levels": "int8"}, "arrange_levels"),
         ({"k": 272}, "k is a multiple of 128"),
         ({"group": 64}, "in groups of 128"),

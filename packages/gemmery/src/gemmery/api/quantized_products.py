@@ -46,6 +46,9 @@ def product(x: Any, matrix: QuantizedMatrix, out: Any, options: Options, multipl
         raise ArgumentError("scale_b: a quantised matrix has its own factors; leave it out")
     kind = str(getattr(x, "dtype", "")).removeprefix("torch.")
     if kind in ("int8", "float8_e4m3fn"):
+        done = _by_levels(x, matrix, options) if out is None else None
+        if done is not None:
+            return done
         x, w, options = _of_codes(x, kind == "int8", matrix, options)
         if w is not None:
             return multiply(x, w.swapaxes(-1, -2), out, **options.passed())
@@ -63,6 +66,32 @@ def product(x: Any, matrix: QuantizedMatrix, out: Any, options: Options, multipl
     if done is None:
         done = multiply(x, device_weight(matrix, v.dtype, v).swapaxes(-1, -2), out, **options.passed())
     return done
+
+
+def _by_levels(x: Any, matrix: QuantizedMatrix, options: Options) -> Any:
+    """Return the product of codes of 8 bits by levels of 4 as the same type; None where no kernel has it."""
+    library, factors, bias = library_of(x), options.scale_a, options.bias
+    result = "f32" if options.dtype is None else dtype_name(options.dtype)
+    if library.__name__ != "torch" or not x.is_cuda or x.dim() != 2 or result not in ("bf16", "f16", "f32"):
+        return None
+    if options.precision is not None or options.threads is not None or not isinstance(bias, type(x) | None):
+        return None
+    if isinstance(factors, int | float):
+        factors = library.full((x.shape[0],), float(factors), device=x.device)
+    v = view(x)
+    if factors is not None:
+        if not isinstance(factors, type(x)) or factors.shape not in ((x.shape[0],), (x.shape[0], 1)):
+            return None
+        if view(factors).device != v.device or factors.dtype is not library.float32:
+            return None
+    if bias is not None and (view(bias).device != v.device or tuple(bias.shape) != matrix.shape[1:]):
+        return None
+    arrays.together(a=v, b=view(matrix.packed))
+    result_shape(v.shape, matrix.shape)
+    if options.activation is not None:
+        check_activation(options.activation, result)
+    layer = import_module(f"gemmery.{library.__name__}.arranged").codes_layer
+    return layer(x, matrix, factors, bias, options.activation, result)
 
 
 def _of_codes(x: Any, whole: bool, matrix: QuantizedMatrix, options: Options) -> tuple[Any, Any, Options]:

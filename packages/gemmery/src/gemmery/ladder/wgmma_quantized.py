@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gemmery import dtypes
 from gemmery.cuda import weights
 from gemmery.cuda.choose import complete
 from gemmery.cuda.choose.variants import most_shared, variant_of
@@ -113,7 +114,7 @@ def _resolve(problem: Problem, config: Config) -> Config:
 
 
 CODES = "wgmma_codes"
-_TOKENS, _ROWS, _STAGES = 128, 128, 7
+_TOKENS, _ROWS, _STAGES = 128, 128, {2: 7, 4: 6}  # stages by bytes of a result
 
 
 def _refuses_codes(problem: Problem) -> str:
@@ -121,8 +122,8 @@ def _refuses_codes(problem: Problem) -> str:
     p = problem.by_rows()
     if p.levels != "int4" or p.dtype not in weights.CODES:
         return "it multiplies codes of e4m3 and int8 by int4, which gemmery.cuda.weights.arrange_levels has arranged"
-    if p.out not in ("bf16", "f16"):
-        return f"it writes bf16 and f16, not {p.out}"
+    if p.out not in ("bf16", "f16", "f32"):
+        return f"it writes bf16, f16 and f32, not {p.out}"
     if p.batch > 1 or p.groups or p.scaled or p.scales == "blocks":
         return "it multiplies one matrix, without alpha and beta"
     if p.a_layout != "row" or p.alignments[0] % 16 or p.k % 16:
@@ -132,15 +133,14 @@ def _refuses_codes(problem: Problem) -> str:
 
 def _geometry_codes(name: str, problem: Problem, config: Config) -> Geometry:
     """Blocks that stay, with two warpgroups of 64 rows of W by 128 tokens."""
-    stages = config["stages"]
-    if not 2 <= stages <= _STAGES:
-        raise RefusedError(f"stages={stages}: a ring has 2 to {_STAGES} stages")
-    chunk = format_of(problem).chunk
-    shared = stages * (_TOKENS * STEP + 2 * chunk) + 2 * _TOKENS * 144 + 16 * stages
+    stages, size, chunk = config["stages"], dtypes.get(problem.out).size, format_of(problem).chunk
+    if not 2 <= stages <= _STAGES[size]:
+        raise RefusedError(f"stages={stages}: a ring beside results of {size} bytes has 2 to {_STAGES[size]} stages")
+    shared = stages * (_TOKENS * STEP + 2 * chunk) + 2 * _TOKENS * (64 * size + 16) + 16 * stages
     tiles = -(-problem.m // _TOKENS) * -(-problem.n // _ROWS)
     return Geometry(
         f"{name}.cu",
-        instance(name, problem, template("CodeTiles", element(problem), _TOKENS, stages)),
+        instance(name, problem, template("CodeTiles", element(problem), _TOKENS, stages, size)),
         (min(tiles, config["blocks"]), 1, 1),
         (384, 1, 1),
         shared=shared,
@@ -152,6 +152,12 @@ def _geometry_codes(name: str, problem: Problem, config: Config) -> Geometry:
         maps=(MapBox("a", (STEP, _TOKENS)),),
         band=config["band"],
     )
+
+
+def _resolve_codes(problem: Problem, config: Config) -> Config:
+    """Return the config with every 0 replaced."""
+    stages = _STAGES.get(dtypes.get(problem.out).size, 2)
+    return complete(config, {"stages": stages, "band": 16, "blocks": target(problem).sms})
 
 
 GEMM_QUANTIZED = (
@@ -193,9 +199,7 @@ GEMM_QUANTIZED = (
         bound=promoted,
         bounds={"int8": lambda k: -(-k // STEP) + 4},
         geometry=_geometry_codes,
-        resolve=lambda problem, config: complete(
-            config, {"stages": _STAGES, "band": 16, "blocks": target(problem).sms}
-        ),
+        resolve=_resolve_codes,
         space={"stages": (0, 3, 5), "band": (0, 1, 4), "blocks": (0, 1, 7)},
         lesson=(
             "With many tokens tensor cores are the limit, and 8-bit types have twice the rate of halves. Each of the "

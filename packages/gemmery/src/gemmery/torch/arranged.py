@@ -22,7 +22,7 @@ from gemmery.cuda import ordered, weights
 from gemmery.cuda.choose.variants import expands
 from gemmery.cuda.driver import find
 from gemmery.cuda.launch import Ready
-from gemmery.cuda.weights import Format, arrange
+from gemmery.cuda.weights import Format, arrange, arrange_levels
 from gemmery.errors import ArgumentError
 
 T = TypeVar("T")
@@ -77,11 +77,64 @@ def experts(
     return None if isinstance(known, str) else _run(x, entry[1], bias, known, ends, out)
 
 
+def codes_layer(x: Any, matrix: Any, factors: Any, bias: Any, activation: str | None, out: str) -> Any:
+    """Return activation((factors x) W' + bias) of type `out` for rows of codes of 8 bits; None where no kernel has it.
+
+    `factors` are one float32 for each row of x, or None.
+    """
+    kind = _CODES.get(x.dtype)
+    if kind is None or matrix.format != "int4" or matrix.zeros is not None or x.dim() != 2 or not x.numel():
+        return None
+    entry = _entry(x, matrix, _arranged_levels)
+    if entry is None:
+        return None
+    form, arranged = entry
+    key = "codes", x.shape, x.dtype, x.get_device(), form, activation, bias is None, factors is None, out
+    known = table.calls.get(key)
+    if known is None:
+        where, (m, k), n = f"cuda:{x.get_device()}", x.shape, form.n
+        size = 4 if out == "f32" else 2
+        of_x, of_c = View(0, (m, k), (k, 1), kind, where), View(0, (m, n), (size * n, size), out, where)
+        name = epilogue_name(bias, activation)
+        known = keep(table.calls, key, prepare_arranged(of_x, form, of_c, name, scaled=factors is not None))
+    if isinstance(known, str):
+        return None
+    x = x.contiguous()
+    if x.data_ptr() % 16:
+        x = x.clone()
+    bias = None if bias is None else bias.float().contiguous()
+    factors = None if factors is None else factors.contiguous()
+    result = torch.empty((x.shape[0], form.n), dtype=_RESULTS[out], device=x.device)
+    start, of_rows = (0 if z is None else z.data_ptr() for z in (bias, factors))
+    extra = (of_rows, 0, 0) if of_rows else ()
+    run: Ready = known
+    stream = _stream_of(x.get_device())
+    run(x.data_ptr(), arranged.data_ptr(), result.data_ptr(), stream, start, 0, None, extra)
+    return result
+
+
+_CODES = {torch.int8: "int8", torch.float8_e4m3fn: "e4m3"}
+_RESULTS = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+
+
+def _arranged_levels(matrix: Any, dtype: torch.dtype) -> tuple[Format, Any] | None:
+    """Return the format and the arranged bytes of a matrix of int4 for codes of a type."""
+    packed, scales = matrix.packed, matrix.scales
+    if packed.ndim != 2 or not packed.numel():
+        return None
+    n, k = packed.shape[0], 2 * packed.shape[1]
+    form = Format(n, k, "int4", k // scales.shape[1], _CODES[dtype])
+    if form.refusal():
+        return None
+    codes = torch.stack((packed & 15, packed >> 4), -1).flatten(1)
+    return form, arrange_levels(form, codes, scales.float())
+
+
 def _entry(x: Any, matrix: Any, make: Callable[..., tuple[Format, Any] | None]) -> tuple[Format, Any] | None:
     """Return the format and the arranged bytes of a matrix for such an x, made once; None if there are none."""
     key, state = ("arranged", x.dtype), (matrix.packed.data_ptr(), matrix.packed.get_device())
     if key not in matrix._copies:
-        if x.dtype not in TYPES or torch.cuda.is_current_stream_capturing():
+        if x.dtype not in (*TYPES, *_CODES) or torch.cuda.is_current_stream_capturing():
             return None
         on_hopper = find(f"cuda:{x.get_device()}").capability == 90
         matrix._copies[key] = state, _outside(lambda: make(matrix, x.dtype)) if on_hopper else None

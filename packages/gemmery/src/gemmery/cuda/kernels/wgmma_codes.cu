@@ -7,11 +7,11 @@
 #include "wgmma_quantized.cu"
 
 // Two warpgroups of 64 rows of W each by TOKENS rows of x. A chunk is 64 x 128 levels, then a factor in f32 for each row.
-template <class X, int N, int DEPTH> struct CodeTiles {
+template <class X, int N, int DEPTH, int SIZE> struct CodeTiles {
   using T = X;
   using S = Accumulator<X>;
   static constexpr bool GROUPED = false;
-  static constexpr int TOKENS = N, STAGES = DEPTH, WARPGROUPS = 2, ROWS = 128, BAND = 4, PITCH = 144;
+  static constexpr int TOKENS = N, STAGES = DEPTH, WARPGROUPS = 2, ROWS = 128, BAND = 4, PITCH = 64 * SIZE + 16;
   static constexpr int CHUNK = 4096 + 256, X_BYTES = TOKENS * 128, W_BYTES = 2 * CHUNK;
   static constexpr int RING = STAGES * (X_BYTES + W_BYTES), STAGING = WARPGROUPS * TOKENS * PITCH;
 };

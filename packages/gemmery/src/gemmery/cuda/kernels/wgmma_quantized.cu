@@ -129,7 +129,7 @@ template <class Out> __device__ __forceinline__ unsigned pair_of(float low, floa
 template <int EPILOGUE, class Tiles, class T, class Out, class Scaled>
 __device__ __forceinline__ void store_block(const Product<T, Out>& p, Scaled scaled, char* stage, bool staged,
                                             int barrier, int rows, Spot spot) {
-  constexpr int PITCH = Tiles::PITCH, TOKENS = Tiles::TOKENS;
+  constexpr int PITCH = Tiles::PITCH, TOKENS = Tiles::TOKENS, SIZE = int(sizeof(Out)), PIECES = 4 * SIZE;
   const int thread = threadIdx.x % 128, lane = thread % 32, row = thread / 32 * 16 + lane / 4 * 2;
   const int token = spot.token, count = min(spot.end - token, TOKENS), wide = min(p.n - rows, 64);
   float bias[2] = {};
@@ -145,28 +145,30 @@ __device__ __forceinline__ void store_block(const Product<T, Out>& p, Scaled sca
     return activate<EPILOGUE>(x);
   };
   if (staged) {
-    unsigned* to = reinterpret_cast<unsigned*>(stage + lane % 4 * 2 * PITCH + row * 2);
+    char* to = stage + lane % 4 * 2 * PITCH + row * SIZE;
 #pragma unroll
     for (int i = 0; i < TOKENS / 4; ++i) {
-      to[(i / 2 * 8 + i % 2) * (PITCH / 4)] = pair_of<Out>(result(i / 2, i % 2, 0), result(i / 2, i % 2, 1));
+      const float first = result(i / 2, i % 2, 0), second = result(i / 2, i % 2, 1);
+      char* here = to + (i / 2 * 8 + i % 2) * PITCH;
+      if constexpr (SIZE == 2) *reinterpret_cast<unsigned*>(here) = pair_of<Out>(first, second);
+      else *reinterpret_cast<float2*>(here) = make_float2(first, second);
     }
     ptx::bar_sync(barrier, 128);
-    if (wide == 64 && (reinterpret_cast<unsigned long long>(p.c) | p.c_row * 2) % 16 == 0) {
+    if (wide == 64 && (reinterpret_cast<unsigned long long>(p.c) | p.c_row * SIZE) % 16 == 0) {
 #pragma unroll 4
-      for (int at = thread; at < count * 8; at += 128) {
-        *reinterpret_cast<uint4*>(p.c_at(0, token + at / 8, rows + at % 8 * 8)) =
-            *reinterpret_cast<const uint4*>(stage + at / 8 * PITCH + at % 8 * 16);
+      for (int at = thread; at < count * PIECES; at += 128) {
+        *reinterpret_cast<uint4*>(p.c_at(0, token + at / PIECES, rows + at % PIECES * (16 / SIZE))) =
+            *reinterpret_cast<const uint4*>(stage + at / PIECES * PITCH + at % PIECES * 16);
       }
     } else {
 #pragma unroll 1
       for (int at = thread; at < count * 64; at += 128) {
         if (at % 64 < wide) {
-          p.c_at(0, token + at / 64, rows + at % 64)->bits =
-              reinterpret_cast<const unsigned short*>(stage + at / 64 * PITCH)[at % 64];
+          *p.c_at(0, token + at / 64, rows + at % 64) = reinterpret_cast<const Out*>(stage + at / 64 * PITCH)[at % 64];
         }
       }
     }
-  } else {
+  } else if constexpr (SIZE == 2) {
 #pragma unroll
     for (int i = 0; i < TOKENS / 4; ++i) {
       const int of = i / 2 * 8 + lane % 4 * 2 + i % 2;

@@ -1,13 +1,14 @@
 """Time products of experts on a Hopper GPU, beside PyTorch's in the same process.
 
-    python benchmarks/experts.py check
     python benchmarks/experts.py packed --groups 8,64 --rows 1,4,16,32,64
     python benchmarks/experts.py gradients --tokens 1024,4096,32768
     python benchmarks/experts.py factors
+    python benchmarks/experts.py codes --rows 1024,4096,8192
 
 `packed` times experts of 4 bits, `gradients` groups along k in bf16, `factors` the same in e4m3 with factors of 128;
-`tune` times other variants of `packed`. Launches are in CUDA graphs, and operands take turns that together exceed 200
-MB. `check` compares values with float64.
+`codes` products of codes of 8 bits by weights of 4, beside PyTorch's linear layer in bf16; `tune` other variants of
+`packed`. Launches are in CUDA graphs, and operands take turns that together exceed 200 MB.
+packages/gemmery/tests/gpu/test_gpu_experts.py compares values with float64.
 """
 
 from __future__ import annotations
@@ -80,89 +81,6 @@ def uneven(total, groups, seed=0):
 def even(rows, groups):
     """Return the ends of groups of so many rows each."""
     return torch.arange(1, groups + 1, dtype=torch.int32, device="cuda") * rows
-
-
-def expected(x, w, ends):
-    """Return the products of groups of rows in float64."""
-    result, start = torch.zeros(len(x), w.shape[2], dtype=torch.float64, device="cuda"), 0
-    for group, end in enumerate(ends.tolist()):
-        result[start:end] = x[start:end].double() @ w[group].double()
-        start = end
-    return result
-
-
-def check():
-    """Compare values with float64, of formats and groups of all kinds; print what is wrong, and how many are right."""
-    right = []
-
-    def compare(name, result, want, size, u):
-        error = ((result.double() - want).abs() / (u * want.abs() + 2.0**-14 * size + 1e-30)).max().item()
-        right.append(error <= 1)
-        if not error <= 1:
-            say(f"WRONG {name}: {error:.3g} of the bound")
-
-    for dtype, formats in itertools.product((torch.bfloat16, torch.float16), ("int4", "int8", "mxfp4", "float8_e4m3")):
-        for n, k, ends in ((520, 1024, [0, 3, 40, 40, 139]), (2048, 512, [5, 6, 7, 300]), (264, 4096, [0, 0, 1])):
-            torch.manual_seed(n)
-            w = torch.randn(len(ends), k, n, device="cuda", dtype=dtype) / 8
-            x = torch.randn(ends[-1] + 3, k, device="cuda", dtype=dtype)
-            group = {"int4": 128, "mxfp4": 32}.get(formats)
-            experts, offs = gm.quantize(w, formats, group), torch.tensor(ends, dtype=torch.int32, device="cuda")
-            exact = experts.dequantize(torch.float32 if formats == "mxfp4" else dtype).to(dtype)
-            want, size = expected(x, exact, offs), expected(x.abs(), exact.abs(), offs)
-            u = 2.0**-8 if dtype is torch.bfloat16 else 2.0**-11
-            bias = torch.randn(len(ends), n, device="cuda", dtype=dtype)
-            for options in ({}, {"batch_invariant": True}, {"bias": bias, "activation": "silu"}):
-                result = gm.grouped_matmul(x, experts, offsets=offs, **options)[: ends[-1]]
-                of_all, sizes = want[: ends[-1]], size[: ends[-1]]
-                if "bias" in options:
-                    counts = torch.tensor([j - i for i, j in itertools.pairwise([0, *ends])], device="cuda")
-                    of_all = torch.nn.functional.silu(of_all + bias.double().repeat_interleave(counts, 0))
-                    sizes = sizes + 16
-                compare(f"{formats} {dtype} {n}x{k} {ends} {options.keys()}", result, of_all, sizes, 2 * u)
-                again = gm.grouped_matmul(x, experts, offsets=ends, **options)[: ends[-1]]
-                if not torch.equal(result, again):
-                    say(f"WRONG {formats} {dtype} {n}x{k}: other bits the second time")
-    for m, n, total, ends in (
-        (136, 520, 1000, [0, 1, 130, 130, 900]),
-        (2048, 1024, 4096, [512, 1024, 3000, 4096]),
-        (256, 256, 640, [640]),
-        (72, 64, 300, [300, 10, 999]),
-    ):
-        for dtype, by_k in itertools.product((torch.bfloat16, torch.float16, torch.float32), (False, True)):
-            torch.manual_seed(m)
-            a, b = (torch.randn(total, side, device="cuda", dtype=dtype) for side in (m, n))
-            if by_k:
-                a, b = a.T.contiguous().T, b.T.contiguous().T
-            offs = torch.tensor(ends, dtype=torch.int32, device="cuda")
-            result = gm.grouped_matmul(a.T, b, offsets=offs)
-            start = 0
-            for group, end in enumerate(ends):
-                end = min(max(end, start), total)  # noqa: PLW2901 # as kernels use offsets
-                want = a[start:end].double().T @ b[start:end].double()
-                size = a[start:end].double().abs().T @ b[start:end].double().abs()
-                u = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-20}[dtype]
-                compare(f"along k {dtype} {m}x{n} {ends} {by_k} {group}", result[group], want, size, u)
-                start = end
-    for ends in ([256, 256, 1024, 2048], [5, 133, 900, 2000]):
-        m, n, total = 520, 776, 2048
-        a = (torch.randn(m, total, device="cuda") * 4).to(torch.float8_e4m3fn)
-        b = (torch.randn(n, total, device="cuda") * 4).to(torch.float8_e4m3fn).T
-        sa, sb = torch.rand(m, total // 128, device="cuda") + 0.5, torch.rand(total // 128, -(-n // 128), device="cuda")
-        wide_a = a.double() * sa.double().repeat_interleave(128, 1)
-        wide_b = b.double() * sb.double().repeat_interleave(128, 0).repeat_interleave(128, 1)[:, :n]
-        offs = torch.tensor(ends, dtype=torch.int32, device="cuda")
-        result = gm.grouped_matmul(a, b, offsets=offs, scale_a=sa, scale_b=sb, dtype=torch.float32)
-        for group, (start, end) in enumerate(itertools.pairwise([0, *ends])):
-            want = wide_a[:, start:end] @ wide_b[start:end]
-            compare(
-                f"factors {ends} {group}",
-                result[group],
-                want,
-                64 * wide_a[:, start:end].abs() @ wide_b[start:end].abs(),
-                0,
-            )
-    say(f"{sum(right)} of {len(right)} right")
 
 
 def packed_experts(n, k, groups):
@@ -280,10 +198,35 @@ def factors():
         say(line)
 
 
+def codes(rows_of):
+    """Time codes of 8 bits by weights of 4, alone and with the launch that makes the codes."""
+    for n, k in ((8192, 28672), (14336, 4096), (4096, 14336), (4096, 4096)):
+        packed_w = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device="cuda")
+        scales = torch.rand(n, k // 128, device="cuda") / 64 + 1 / 128
+        matrix, wide = gm.QuantizedMatrix("int4", packed_w, scales), torch.randn(n, k, device="cuda").bfloat16()
+        for kind, rows in itertools.product(("float8_e4m3", "int8"), rows_of):
+            x = torch.randn(rows, k, device="cuda").bfloat16()
+            made, factors = gm.quantize_rows(x, kind)
+            own = partial(gm.matmul, made, matrix, scale_a=factors, dtype="bfloat16")
+            both = partial(_quantized, x, kind, matrix)
+            times = [time_of([call] * 4, 5) for call in (own, both, partial(torch.nn.functional.linear, x, wide))]
+            rate = 2 * rows * n * k / times[0] / 1e6
+            say(
+                f"{kind} {n}x{k}, m={rows}: {times[0]:.1f} us, {rate:.0f} TFLOP/s, {times[2] / times[0]:.2f} of bf16 "
+                f"{times[2]:.1f}; with codes made {times[1]:.1f}, {times[2] / times[1]:.2f}"
+            )
+
+
+def _quantized(x, kind, matrix):
+    """Return a product whose codes are made first."""
+    made, factors = gm.quantize_rows(x, kind)
+    return gm.matmul(made, matrix, scale_a=factors, dtype="bfloat16")
+
+
 def main():
     """Run what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("check", "packed", "tune", "gradients", "factors"))
+    parser.add_argument("what", choices=("packed", "tune", "gradients", "factors", "codes"))
     parser.add_argument("--groups", default="8,64")
     parser.add_argument("--rows", default="1,4,16,32,64")
     parser.add_argument("--tokens", default="1024,4096,32768")
@@ -291,7 +234,7 @@ def main():
     groups, rows, tokens = (
         [int(x) for x in text.split(",")] for text in (options.groups, options.rows, options.tokens)
     )
-    calls = {"check": check, "factors": factors, "packed": lambda: packed(groups, rows)}
+    calls = {"factors": factors, "packed": lambda: packed(groups, rows), "codes": lambda: codes(rows)}
     calls |= {"tune": lambda: tune(groups, rows), "gradients": lambda: gradients(tokens, groups)}
     calls[options.what]()
 

@@ -55,6 +55,7 @@ class RandomProduct:
     invariant: bool = False
     symmetric: bool = False  # B is A transposed, in A's memory: C is equal to its transpose to the last bit
     ends: tuple[int, ...] = ()  # of the groups in the rows of A
+    deep: bool = False  # groups are along k instead
     spread: str = ""  # of the numbers of products in parts: SPREADS
 
     @property
@@ -75,6 +76,7 @@ class RandomProduct:
         options = [f"scales={self.scales}"] * bool(self.scales) + ["batch_invariant"] * self.invariant
         options += ["B is A transposed"] * self.symmetric
         options += ["bias"] * self.bias + [self.activation] * bool(self.activation)
+        options += ["groups along k"] * self.deep
         options += [f"groups end at {', '.join(map(str, self.ends))}"] * bool(self.ends)
         parts = [*shared, *numbers, *options, f"{'whole' if self.whole else self.spread or 'normal'} numbers"]
         return f"{self.function} {shape}, {self.dtype} -> {self.out}, {' / '.join(self.layouts)}, {', '.join(parts)}"
@@ -113,6 +115,10 @@ def drawn(seed: int, types: Sequence[str], kind: str) -> RandomProduct:
         invariant=kind != "cpu" and function != "gemm" and bool(draw.random() < (0.5 if min(m, n) > 1 else 0.9)),
         ends=_ends(draw, m) if function == "grouped_matmul" else (),
     )
+    again = np.random.default_rng([seed, 4])
+    if product.ends and k and again.random() < 0.4:
+        scales = scales if scales in ("", "numbers") else "blocks" * (dtype in FLOAT8)
+        return replace(product, ends=_ends(again, k), deep=True, bias=False, scales=scales)
     if product.ends or any(product.shared) or np.random.default_rng([seed, 3]).random() >= _SYMMETRIC:
         return product
     return replace(product, n=m, bias=False, beta=0.0, scales="", out=_results(dtype, "", function)[0], symmetric=True)

@@ -102,7 +102,7 @@ def test_offsets_that_are_wrong_touch_nothing_outside():
         ("shares.cuh", "within % across * Tiles::TOKENS, last}", "within % across * Tiles::TOKENS, last + 1}"),
         ("wgmma_quantized.cu", "from = w + spot.group * each;", "from = w;"),
         ("wgmma_quantized.cu", "Tiles::GROUPED ? spot.group * p.bias_row : 0", "0"),
-        ("wgmma_quantized.cu", "Tiles::GROUPED ? spot.group * whole_bytes<Tiles>(p) : 0", "0"),
+        ("wgmma_quantized.cu", "w += spot.group * whole_bytes<Tiles>(p.product);", "w += 0;"),
     ],
 )
 def test_a_kernel_that_is_wrong_is_told(file, old, new):

@@ -37,7 +37,8 @@ def variant_of(problem: Problem, form: Format, device: Device, part: Config = Ma
         choice |= {"splits": 1, "runs": 0}  # the device decides
     while problem.groups and choice["stages"] > 2 * choice["ways"]:  # room for where groups end
         tile = QuantizedTile(*(choice[name] for name in QuantizedTile._fields))
-        if shared_bytes(form, tile, tile.stages)[0] + 8 * problem.groups + 8 <= most_shared(tile.resident):
+        results = tile.warpgroups // tile.ways * tile.blocks * tile.tokens * _LINE
+        if shared_bytes(form, tile, tile.stages)[0] + results + 8 * problem.groups + 8 <= most_shared(tile.resident):
             break
         choice["stages"] -= choice["ways"]
     return choice

@@ -65,7 +65,7 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
       pack<EPILOGUE, P, NEAR ? 4 : 0>(part, consumer, piece, p, of_piece, bias + P::column(piece) / LOAD, factors);
     }
   };
-  typename P::Part staying[P::STEPS][P::EACH];
+  typename P::Part staying[P::KEPT][P::EACH];
   Where before = {};
   bool pending = false;
   // Whether the last step has 32 bytes of k at most, one product.
@@ -113,7 +113,7 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
         consumer.template multiply_stage<Tiles::PRODUCTS, Tiles::WN, LATE>(i == 0);
         constexpr int MORE = LATE && P::STAYING > P::BESIDE_A ? P::STAYING - P::BESIDE_A : 0;
 #pragma unroll
-        for (int piece = i == 0 ? 0 : i + MORE; piece <= i + MORE; ++piece) {
+        for (int piece = i == 0 ? 0 : i * P::IN_STEP + MORE; piece < (i + 1) * P::IN_STEP + MORE; ++piece) {
           if (piece < P::STAYING && pending) store(staying[piece], P::LEAVING + piece, before);
         }
         consumer.next_stage();

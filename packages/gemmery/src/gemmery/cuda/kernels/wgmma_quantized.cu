@@ -33,12 +33,15 @@ struct QuantizedTiles {
   static constexpr int BAND = 4;  // chunks of 64 rows that lie together for each step of k
   static constexpr int X_BYTES = TOKENS * STEP * 2, W_BYTES = PARTS * L::CHUNK;
   static constexpr int SUMS = BLOCKS * TOKENS / 2, QUADS = SUMS / 4, EXCHANGED = SUMS * 128 * 4;
-  static constexpr int RING = STAGES * (X_BYTES + W_BYTES), BEHIND = RING + (WAYS - 1) * LINES * EXCHANGED;
-  static constexpr int TABLE = BEHIND + (16 * STAGES + 4 * LINES + 7) / 8 * 8;  // of groups
+  static constexpr int RING = STAGES * (X_BYTES + W_BYTES), EXCHANGE = RING + (WAYS - 1) * LINES * EXCHANGED;
   static constexpr int PITCH = 144;  // bytes of a token's 64 results, and 16 so that a warp's are in all banks
+  // Results leave through the ring; or, where a block may have many tiles and fills it meanwhile, by room behind it.
+  static constexpr int STAGED = PARTS * TOKENS * PITCH, STAGED_AT = GROUPED ? EXCHANGE : 0;
+  static constexpr int BEHIND = EXCHANGE + (GROUPED ? STAGED : 0);
+  static constexpr int TABLE = BEHIND + (16 * STAGES + 4 * LINES + 7) / 8 * 8;  // of groups
   static_assert(BAND % PARTS == 0 && WARPGROUPS % WAYS == 0, "what a block needs of a step is one piece");
   static_assert(STAGES % WAYS == 0 && STAGES >= 2 * WAYS, "a consumer else waits for a stage that it holds");
-  static_assert(PARTS * TOKENS * PITCH <= BEHIND, "results leave through the ring");
+  static_assert(STAGED <= BEHIND - STAGED_AT, "results leave through the ring");
 };
 
 // Bytes of the chunks of a W, which its rows' factors follow, and of both.
@@ -204,7 +207,10 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
     ptx::setmaxnreg_dec<Tiles::PRODUCER>();
     if (warp == CONSUMERS / 32) {
       if constexpr (Tiles::GROUPED) {
-        if (Tiles::EARLY) ptx::griddepcontrol_wait();
+        if (Tiles::EARLY) {
+          Experts<Tiles>::ask_ahead(p, whole_bytes<Tiles>(p.product));
+          ptx::griddepcontrol_wait();
+        }
         Experts<Tiles>::tell(p, reinterpret_cast<int2*>(shared + Tiles::TABLE));
         __syncwarp();
       }
@@ -317,8 +323,8 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
       release(before);
     }
     if (Tiles::EARLY) ptx::griddepcontrol_wait();
-    const bool staged = stop == share.end;  // nothing comes into the stages any more
-    if (staged) ptx::bar_sync(ALL, CONSUMERS);
+    const bool staged = Tiles::GROUPED || stop == share.end;  // nothing comes into the stages any more
+    if (staged && !Tiles::GROUPED) ptx::bar_sync(ALL, CONSUMERS);
 
     bool mine = way == 0;  // to write
     if constexpr (WAYS > 1) {  // the first adds up the others' sums, in their order
@@ -376,7 +382,8 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
         of_rows += (spot.part + part) * 64 + thread / 32 * 16 + lane / 4 * 2;
         const float factors[2] = {L::UNSCALE * of_rows[0], L::UNSCALE * of_rows[1]};
         auto scaled = [&](int j, int e, int i) { return sums[block][4 * j + e + 2 * i] * factors[i]; };
-        store_block<EPILOGUE, Tiles>(p.product, scaled, shared + part * TOKENS * Tiles::PITCH, staged,
+        if (Tiles::GROUPED && block == 0) ptx::bar_sync(1 + LINES + line, 128);  // all have copied out what was there
+        store_block<EPILOGUE, Tiles>(p.product, scaled, shared + Tiles::STAGED_AT + part * TOKENS * Tiles::PITCH, staged,
                                      1 + LINES + line, (spot.part + part) * 64, spot);
       }
     }

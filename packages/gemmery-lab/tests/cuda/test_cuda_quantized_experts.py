@@ -7,8 +7,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from emulated_card import installed
+from gemmery.api.packed import prepare_arranged
 from gemmery.cuda import weights
 from gemmery.cuda.device import KNOWN
+from gemmery.cuda.launch import Ready
 from gemmery.cuda.weights import Format
 from gemmery.ladder.wgmma import aligned_sums
 from gemmery_lab.emulated_product import EmulationOptions, Gemm, launch_of, run_rung
@@ -119,3 +122,26 @@ def test_the_variant_is_that_of_a_matrix_of_all_groups():
         assert RUNG.resolve(problem(form, m)._replace(groups=groups), RUNG.default)["tokens"] == tokens
     many = problem(form, 4096)._replace(groups=2000)
     assert RUNG.geometry(many, RUNG.default).shared <= KNOWN["h200"].limits.shared
+
+
+def test_the_launch_that_is_prepared(monkeypatch):
+    """Through the driver's arguments, twice by the same counters."""
+    card, form, ends = installed(monkeypatch), Format(70, 1024, "int4", 128, "bf16"), [1, 1, 5]
+    parts = [logical(form, seed) for seed in range(3)]
+    x = np.random.default_rng(5).integers(-2, 3, (6, form.k))
+    experts = np.stack([weights.arrange(form, *each[:-1]) for each in parts])
+    a, b, c = card.put(x, "bf16"), card.put(experts, "uint8"), card.empty((6, form.n), "bf16")
+    views = (z.memory._replace(pointer=z.memory.pointer & 15, owner=None) for z in (a, c))
+    run = prepare_arranged(next(views), form, next(views), groups=3)
+    assert isinstance(run, Ready)
+    told = card.put(np.array(ends, np.int32).view(np.uint8), "uint8")
+    counters, scratch = card.put(np.zeros(4096), "uint8"), card.empty((max(1, run.workspace),), "uint8")
+    assert run.counters <= 4096
+    for _ in range(2):
+        extra = told.memory.pointer, 0, counters.memory.pointer
+        run(a.memory.pointer, b.memory.pointer, c.memory.pointer, 0, 0, scratch.memory.pointer, None, extra)
+        for group, (start, end) in enumerate(pairwise([0, *ends])):
+            exact, w = x[start:end] @ parts[group][-1].T, parts[group][-1]
+            bound = 2.0**-8 * np.abs(exact) + 2.0**-14 * (np.abs(x[start:end]) @ np.abs(w).T)
+            assert np.all(np.abs(c.numbers[start:end] - exact) <= bound)
+    assert card.launched == ["wgmma_quantized"] * 2

@@ -207,7 +207,7 @@ GEMM_QUANTIZED = (
             "With many tokens tensor cores are the limit, and 8-bit types have twice the rate of halves. Each of the "
             "16 levels of 4 bits is one of e4m3, and bits 0 to 15 of that type are just as many times 2^-9, so a "
             "level needs no table: its sign goes to the top, by a multiply-add of four bytes at a time. "
-            "Weights in registers, as in the parent, cost the tensor cores 14 cycles a product, and two warpgroups that "
+            "Weights in registers, as in the parent, cost tensor cores 14 cycles a product, and two warpgroups that "
             "unpack and add by themselves do so at the same time. So three other warps unpack, into shared memory, and "
             "a warpgroup adds one sum of 128 of k while the products of the next are under way."
         ),

@@ -82,6 +82,16 @@ def test_each_group_has_a_matrix_of_its_own(ends, m, n, config, layouts):
     assert np.array_equal(result, expected(a, b, ends))
 
 
+@pytest.mark.parametrize("layouts", [("col", "row"), ("row", "row"), ("row", "col")])
+@pytest.mark.parametrize(("m", "k", "ends"), [(72, 41, [1, 2, 3, 4]), (71, 77, [0, 70, 71, 77])])
+def test_operands_that_are_packed_first(layouts, m, k, ends):
+    """Where k is adjacent, what lies beyond its end begins at a multiple of 16 bytes too."""
+    a, b = operands(m, 64, k, layouts)
+    result, findings = launched(a, b, ends, out="f16", config={"bn": 128, "stages": 2})
+    assert findings == []
+    assert np.array_equal(result, expected(a, b, ends))
+
+
 @pytest.mark.parametrize("layouts", [("col", "row"), ("row", "col")])
 def test_what_is_not_finite_stays_in_its_group(layouts):
     a, b = operands(72, 64, 208, layouts)

@@ -165,10 +165,10 @@ def arrange_levels(form: Format, codes: Any, scales: Any) -> Any:
     >>> arrange_levels(form, np.zeros((300, 256), np.uint8), np.ones((300, 2), np.float32)).shape == (form.bytes,)
     True
 
-    `codes` are (n, k) uint8 from 0 to 15, 8 more than their level; `scales` are (n, k / group) float32. 16 bytes are
-    32 of k of a row, and rows 2 g and 2 g + 1 of 16 are the rows g and g + 8 that wgmma has. A level is two's
-    complement for int8, and 1/16 of what the kernel multiplies; for e4m3 a sign and the magnitude, one less of a
-    negative level, and 512 times that. Factors make up for it.
+    `codes` are (n, k) uint8 from 0 to 15, 8 more than their level; `scales` are (n, k / group) float32. A byte has the
+    levels of a row and the next one, of adjacent bytes of k. A level is two's complement for int8, and 1/16 of what the
+    kernel multiplies; for e4m3 a sign and the magnitude, one less of a negative level, and 512 times that. Factors make
+    up for it.
 
     Raises ArgumentError for a format that no kernel has.
     """
@@ -181,9 +181,9 @@ def arrange_levels(form: Format, codes: Any, scales: Any) -> Any:
     negative = codes < 8
     levels = codes ^ 8 if form.dtype == "int8" else _where(negative, 15 - codes, codes - 8)
     levels = _padded(levels, (bands * ROWS, steps * STEP))
-    # Rows: warps, 8 of a fragment, the row or the next one. Columns: parts of 32, halves of a byte, bytes.
-    apart = levels.reshape(bands * 4, 4, 8, 2, steps, 4, 2, 16)
-    v = _permuted(apart, (0, 4, 5, 1, 3, 2, 7, 6))
+    # Rows: warps, 8 of a fragment, the row or the next one. Columns: units, products, halves of 16, 4 threads, 4 bytes.
+    apart = levels.reshape(bands * 4, 4, 8, 2, steps, 2, 2, 2, 4, 4)
+    v = _permuted(apart, (0, 4, 5, 1, 2, 8, 6, 7, 9, 3))
     packed = v[..., 0] | v[..., 1] << 4
     chunks[..., :size] = _bands(packed.reshape(bands * 4, steps, -1), bands)
     factors = _padded(_repeated(scales, form), (bands * ROWS, steps)) * (1 / 16 if form.dtype == "int8" else 512)

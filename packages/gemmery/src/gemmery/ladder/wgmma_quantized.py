@@ -114,8 +114,7 @@ def _resolve(problem: Problem, config: Config) -> Config:
 
 
 CODES = "wgmma_codes"
-_PIECES = 3  # of packed weights that wait to be unpacked
-_TOKENS, _ROWS, _STAGES = 128, 128, {2: 5, 4: 4}  # stages by bytes of a result
+_TOKENS, _ROWS, _STAGES = 128, 128, {2: 7, 4: 6}  # stages by bytes of a result
 
 
 def _refuses_codes(problem: Problem) -> str:
@@ -137,12 +136,11 @@ def _geometry_codes(name: str, problem: Problem, config: Config) -> Geometry:
     stages, size, chunk = config["stages"], dtypes.get(problem.out).size, format_of(problem).chunk
     if not 2 <= stages <= _STAGES[size]:
         raise RefusedError(f"stages={stages}: a ring beside results of {size} bytes has 2 to {_STAGES[size]} stages")
-    stage = _TOKENS * STEP + _ROWS * STEP + 4 * _ROWS
-    shared = stages * stage + _PIECES * 2 * chunk + 2 * _TOKENS * (64 * size + 16) + 16 * (stages + _PIECES)
+    shared = stages * (_TOKENS * STEP + 2 * chunk) + 2 * _TOKENS * (64 * size + 16) + 16 * stages
     tiles = -(-problem.m // _TOKENS) * -(-problem.n // _ROWS)
     return Geometry(
         f"{name}.cu",
-        instance(name, problem, template("CodeTiles", element(problem), _TOKENS, stages, size)),
+        instance(name, problem, template("CodeTiles", element(problem), _TOKENS, stages, size, config["turns"] - 1)),
         (min(tiles, config["blocks"]), 1, 1),
         (384, 1, 1),
         shared=shared,
@@ -159,7 +157,7 @@ def _geometry_codes(name: str, problem: Problem, config: Config) -> Geometry:
 def _resolve_codes(problem: Problem, config: Config) -> Config:
     """Return the config with every 0 replaced."""
     stages = _STAGES.get(dtypes.get(problem.out).size, 2)
-    return complete(config, {"stages": stages, "band": 16, "blocks": target(problem).sms})
+    return complete(config, {"stages": stages, "band": 16, "turns": 2, "blocks": target(problem).sms})
 
 
 GEMM_QUANTIZED = (
@@ -202,14 +200,13 @@ GEMM_QUANTIZED = (
         bounds={"int8": lambda k: -(-k // STEP) + 4},
         geometry=_geometry_codes,
         resolve=_resolve_codes,
-        space={"stages": (0, 2, 3), "band": (0, 1, 4), "blocks": (0, 1, 7)},
+        space={"stages": (0, 3, 5), "band": (0, 1, 4), "turns": (0, 1, 2, 3), "blocks": (0, 1, 7)},
         lesson=(
             "With many tokens tensor cores are the limit, and 8-bit types have twice the rate of halves. Each of the "
-            "16 levels of 4 bits is one of e4m3, and bits 0 to 15 of that type are just as many times 2^-9, so a "
-            "level needs no table: its sign goes to the top, by a multiply-add of four bytes at a time. "
-            "Weights in registers, as in the parent, cost tensor cores 14 cycles a product, and two warpgroups that "
-            "unpack and add by themselves do so at the same time. So three other warps unpack, into shared memory, and "
-            "a warpgroup adds one sum of 128 of k while the products of the next are under way."
+            "16 levels of 4 bits is a number of e4m3, and bits 0 to 15 of that type are just as many times 2^-9, so a "
+            "level needs no table: its sign goes to the top, and a multiply-add of four bytes at a time does it. "
+            "Registers hold the weights, tokens lie in shared memory, and while one warpgroup scales its sum of 128 of "
+            "k and adds it in float32, the other one's products are under way."
         ),
     ),
 )

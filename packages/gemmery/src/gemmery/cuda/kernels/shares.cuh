@@ -73,23 +73,6 @@ template <class Tiles> struct Experts {
     }
   }
 
-  // Asks L2 for a ring of the codes that a block has if every expert has a tile of tokens, by one warp, while the launch
-  // before ends, which may write where groups end. Not where some experts surely have none.
-  template <class P> static __device__ __forceinline__ void ask_ahead(const P& p, long long each) {
-    const int of_group = rows(p.product.n), steps = (p.product.k + Tiles::STEP - 1) / Tiles::STEP;
-    const int all = of_group * p.product.batch, blocks = gridDim.x, block = blockIdx.x;
-    const int tile = block * (all / blocks) + min(block, all % blocks);
-    if (p.product.m < p.product.batch || tile >= all) return;
-    const long long part = tile % of_group * Tiles::PARTS, band = part / Tiles::BAND;
-    const char* from = reinterpret_cast<const char*>(p.product.b) + tile / of_group * each;
-    from += (band * steps * Tiles::BAND + part % Tiles::BAND) * Tiles::L::CHUNK;
-    constexpr int LINES = (Tiles::W_BYTES + 127) / 128;
-#pragma unroll 1
-    for (int i = threadIdx.x % 32; i < min(steps, Tiles::STAGES) * LINES; i += 32) {
-      ptx::prefetch_global_L2(from + (long long)(i / LINES) * Tiles::BAND * Tiles::L::CHUNK + i % LINES * 128);
-    }
-  }
-
   template <class P>
   __device__ __forceinline__ Experts(const P& p, const int2* table) : table(table), groups(p.product.batch) {
     const int blocks = gridDim.x;

@@ -1,28 +1,24 @@
 // Idea: many tokens, whose codes have 8 bits, and weights of 4: tensor cores multiply 8-bit types twice as fast as
-// halves, and every level of 4 bits is one of e4m3 and of int8. Three warps make those of what one copy brings, and put
-// them in shared memory as a tensor copy would: of e4m3, whose bits 0 to 15 are as many 2^-9, by one multiply-add for
-// four levels; of int8, 16 times a level is the high half of its byte. A group's factor ends a sum of 128 of k, which
-// CUDA cores add in f32 while the products of the next 128 are under way.
-// Parent: wgmma_quantized, whose tokens are halves, and weights become such in registers.
-// Measured on an H200: docs/findings/experts.md.
+// halves, and every level of 4 bits is one of e4m3 and of int8. Weights become those in registers, as one logical
+// instruction a level's sign and one multiply-add a pair of fours; of int8, 16 times a level is its high half word as it
+// lies. A group's factor ends a sum of 128 of k, which CUDA cores add in f32, while the other warpgroup multiplies.
+// Parent: wgmma_quantized, whose tokens are halves, and weights become such.
+// Measured on an H200: docs/findings/quantized_products.md.
 #include "wgmma_quantized.cu"
 
-// 128 rows of W, two warpgroups with 64 each, by TOKENS rows of x. A chunk is 64 x 128 levels, then a factor in f32 for
-// each row. A stage is tokens, levels of 8 bits, and factors; PIECES of W wait to become such.
-template <class X, int N, int DEPTH, int SIZE> struct CodeTiles {
+// Two warpgroups of 64 rows of W each by TOKENS rows of x. A chunk is 64 x 128 levels, then a factor in f32 for each row.
+template <class X, int N, int DEPTH, int SIZE, int HANDOFF> struct CodeTiles {
   using T = X;
   using S = Accumulator<X>;
   static constexpr bool GROUPED = false;
   static constexpr int TOKENS = N, STAGES = DEPTH, WARPGROUPS = 2, ROWS = 128, BAND = 4, PITCH = 64 * SIZE + 16;
-  static constexpr int PIECES = 3, CHUNK = 4096 + 256, W_BYTES = 2 * CHUNK, UNPACKERS = 3;
-  static constexpr int X_BYTES = TOKENS * 128, A_BYTES = ROWS * 128, FACTOR_BYTES = ROWS * 4;
-  static constexpr int A_AT = STAGES * X_BYTES, FACTORS_AT = A_AT + STAGES * A_BYTES;
-  static constexpr int PIECES_AT = FACTORS_AT + STAGES * FACTOR_BYTES, STAGED_AT = PIECES_AT + PIECES * W_BYTES;
-  static constexpr int BARRIERS_AT = STAGED_AT + WARPGROUPS * TOKENS * PITCH;
+  static constexpr int TURNS = HANDOFF;
+  static constexpr int CHUNK = 4096 + 256, X_BYTES = TOKENS * 128, W_BYTES = 2 * CHUNK;
+  static constexpr int RING = STAGES * (X_BYTES + W_BYTES), STAGING = WARPGROUPS * TOKENS * PITCH;
 };
 
-// Four levels, of the low or the high halves of a word's bytes. Of e4m3 a level is its sign and what to add to it: a
-// negative one is one less than that says.
+// Four levels, of the low or the high half of a word's bytes, as elements of wgmma: of e4m3, whose bits 0 to 15 are as
+// many 2^-9, the sign, and what to add to it: a negative level is one less than it says.
 template <class T> __device__ __forceinline__ unsigned fours(unsigned word, int half) {
   if constexpr (SameAs<T, i8>::value) return (half ? word : word << 4) & 0xf0f0f0f0;
   const unsigned size = (half ? word >> 4 : word) & 0x07070707, sign = word >> (half ? 7 : 3) & 0x01010101;
@@ -42,6 +38,7 @@ template <class Tiles> struct CodeOrder {
         band(p.band) {}
   __device__ __forceinline__ bool more() const { return index < across * down; }
   __device__ __forceinline__ void next() { index += gridDim.x; }
+  __device__ __forceinline__ bool is_last() const { return index + int(gridDim.x) >= across * down; }
   // Its first chunk of W, and its first token.
   __device__ __forceinline__ Spot spot(int tokens) const {
     const int first = index / (band * down) * band, within = index - first * down, height = min(across - first, band);
@@ -49,43 +46,16 @@ template <class Tiles> struct CodeOrder {
   }
 };
 
-// What a warp of the UNPACKERS does with a piece: 16 bytes of it are 32 of k of a row, 16 in the low halves of bytes.
-template <class Tiles> __device__ __forceinline__ void unpack_piece(unsigned from, unsigned to, unsigned factors) {
-  const int thread = threadIdx.x - 32;
-#pragma unroll 2
-  for (int unit = thread; unit < 512; unit += 32 * Tiles::UNPACKERS) {
-    const int chunk = unit / 256, part = unit % 256 / 64;
-    unsigned words[4], levels[4];
-    ptx::ld_shared_v4(words, from + chunk * Tiles::CHUNK + unit % 256 * 16);
-    const unsigned row = to + (chunk * 64 + unit % 64) * 128;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) levels[j] = fours<typename Tiles::T>(words[j], half);
-      ptx::st_shared_v4(row + ((2 * part + half ^ unit % 8) << 4), levels);
-    }
-  }
-  if (thread < 32) {
-    unsigned bits[4];
-    ptx::ld_shared_v4(bits, from + thread / 16 * Tiles::CHUNK + 4096 + thread % 16 * 16);
-    ptx::st_shared_v4(factors + thread * 16, bits);
-  }
-}
-
 template <class T, class Out, int EPILOGUE, class Tiles>
 __global__ void __launch_bounds__(384, 1) wgmma_codes(const __grid_constant__ TmaProduct<T, Out> p) {
-  constexpr int STAGES = Tiles::STAGES, PIECES = Tiles::PIECES, TOKENS = Tiles::TOKENS;
+  constexpr int STAGES = Tiles::STAGES, TOKENS = Tiles::TOKENS, W_AT = STAGES * Tiles::X_BYTES;
   extern __shared__ __align__(1024) char shared[];
-  const unsigned base = ptx::shared_address(shared), full = base + Tiles::BARRIERS_AT, empty = full + 8 * STAGES;
-  const unsigned come = empty + 8 * STAGES, unpacked = come + 8 * PIECES;  // of pieces
+  const unsigned base = ptx::shared_address(shared);
+  const unsigned full = base + Tiles::RING + Tiles::STAGING, empty = full + 8 * STAGES;
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, steps = (p.product.k + 127) / 128;
   if (threadIdx.x == 0) {
     ptx::prefetch_tensormap(&p.a);
-    for (int i = 0; i < STAGES; ++i) {
-      ptx::mbarrier_init(full + 8 * i, 1 + Tiles::UNPACKERS);
-      ptx::mbarrier_init(empty + 8 * i, Tiles::WARPGROUPS * 4);
-    }
-    init_ring<PIECES>(come, unpacked, Tiles::UNPACKERS);
+    init_ring<STAGES>(full, empty, Tiles::WARPGROUPS * 4);
   }
   __syncthreads();
   ptx::griddepcontrol_launch_dependents();
@@ -94,7 +64,6 @@ __global__ void __launch_bounds__(384, 1) wgmma_codes(const __grid_constant__ Tm
   Ring<STAGES> now;
   if (warp < 4) {
     ptx::setmaxnreg_dec<40>();
-    Ring<PIECES> piece;
     if (warp == 0 && ptx::elect_sync()) {
       for (; order.more(); order.next()) {
         const Spot spot = order.spot(p.product.m);
@@ -103,34 +72,11 @@ __global__ void __launch_bounds__(384, 1) wgmma_codes(const __grid_constant__ Tm
 #pragma unroll 1
         for (int step = 0; step < steps; ++step) {
           const unsigned barrier = full + 8 * now.stage;
-          ptx::mbarrier_try_wait_parity(unpacked + 8 * piece.stage, piece.parity ^ 1);
-          ptx::mbarrier_arrive_expect_tx(come + 8 * piece.stage, Tiles::W_BYTES);
-          ptx::cp_async_bulk_load(base + Tiles::PIECES_AT + piece.stage * Tiles::W_BYTES, from, Tiles::W_BYTES,
-                                  come + 8 * piece.stage);
           ptx::mbarrier_try_wait_parity(empty + 8 * now.stage, now.parity ^ 1);
-          ptx::mbarrier_arrive_expect_tx(barrier, Tiles::X_BYTES);
+          ptx::mbarrier_arrive_expect_tx(barrier, Tiles::X_BYTES + Tiles::W_BYTES);
+          ptx::cp_async_bulk_load(base + W_AT + now.stage * Tiles::W_BYTES, from, Tiles::W_BYTES, barrier);
           ptx::cp_async_bulk_tensor_load(base + now.stage * Tiles::X_BYTES, &p.a, step * 128, spot.token, 0, barrier);
           from += Tiles::BAND * Tiles::CHUNK;
-          piece.next();
-          now.next();
-        }
-      }
-    } else if (warp > 0) {
-      for (; order.more(); order.next()) {
-#pragma unroll 1
-        for (int step = 0; step < steps; ++step) {
-          ptx::mbarrier_try_wait_parity(come + 8 * piece.stage, piece.parity);
-          ptx::mbarrier_try_wait_parity(empty + 8 * now.stage, now.parity ^ 1);
-          unpack_piece<Tiles>(base + Tiles::PIECES_AT + piece.stage * Tiles::W_BYTES,
-                              base + Tiles::A_AT + now.stage * Tiles::A_BYTES,
-                              base + Tiles::FACTORS_AT + now.stage * Tiles::FACTOR_BYTES);
-          ptx::fence_proxy_async();  // tensor cores see what was stored
-          __syncwarp();
-          if (lane == 0) {
-            ptx::mbarrier_arrive(full + 8 * now.stage);
-            ptx::mbarrier_arrive(unpacked + 8 * piece.stage);
-          }
-          piece.next();
           now.next();
         }
       }
@@ -138,65 +84,64 @@ __global__ void __launch_bounds__(384, 1) wgmma_codes(const __grid_constant__ Tm
     return;
   }
   ptx::setmaxnreg_inc<232>();
-  const int group = warp / 4 - 1, row = group * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4 * 2;
-  const unsigned x = descriptor<true>(base), a = descriptor<true>(base + Tiles::A_AT + group * 8192);
-  const unsigned factors = base + Tiles::FACTORS_AT + row * 4;
+  const int group = warp / 4 - 1, thread = threadIdx.x % 128, row = thread / 32 * 16 + lane / 4 * 2;
+  const unsigned weights = base + W_AT + group * Tiles::CHUNK + thread * 16;
+  const unsigned factors = base + W_AT + group * Tiles::CHUNK + 4096 + row * 4, x = descriptor<true>(base);
   float sums[TOKENS / 2];
-  typename Tiles::S parts[2][TOKENS / 2];
-  unsigned of_rows[2][2];
-  auto multiply = [&](int i) {
+  typename Tiles::S part[TOKENS / 2];
+  unsigned a[4][4], coming[4][4];
+  float of_rows[2], next_of_rows[2];
+  auto bring = [&](unsigned(&to)[4][4], float(&of)[2]) {  // of the stage that comes next
     ptx::mbarrier_try_wait_parity(full + 8 * now.stage, now.parity);
-    ptx::ld_shared_v2(of_rows[i][0], of_rows[i][1], factors + now.stage * Tiles::FACTOR_BYTES);
-    ptx::wgmma_fence();
+    unsigned words[2][4], bits[2];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const unsigned at = a + now.stage * (Tiles::A_BYTES >> 4) + j * NEXT_K<true>;
-      const unsigned of_x = x + now.stage * (Tiles::X_BYTES >> 4) + j * NEXT_K<true>;
-      ptx::wgmma_mma_async<WgmmaTypes<T, true, true>>(parts[i], whole_descriptor(at), whole_descriptor(of_x), j > 0);
-    }
-    ptx::wgmma_commit_group();
-    now.next();
-  };
-  int done = 0;  // the stage whose products end next
-  auto add = [&](int i) {
-    ptx::wgmma_read_anew(parts[i]);
-    if (lane == 0) ptx::mbarrier_arrive(empty + 8 * done);
-    if (++done == STAGES) done = 0;
-    const float factor[2] = {__int_as_float(of_rows[i][0]), __int_as_float(of_rows[i][1])};
+    for (int i = 0; i < 2; ++i) ptx::ld_shared_v4(words[i], weights + now.stage * Tiles::W_BYTES + i * 2048);
+    ptx::ld_shared_v2(bits[0], bits[1], factors + now.stage * Tiles::W_BYTES);
 #pragma unroll
-    for (int j = 0; j < TOKENS / 2; ++j) sums[j] = multiply_add(value_of(parts[i][j]), factor[j / 2 % 2], sums[j]);
+    for (int i = 0; i < 16; ++i) to[i / 4][i % 4] = fours<T>(words[i / 8][i % 8 / 2], i % 2);
+    of[0] = __int_as_float(bits[0]);
+    of[1] = __int_as_float(bits[1]);
   };
+  if (Tiles::TURNS && group == 1) ptx::bar_arrive(3, 256);  // the first turn
   for (; order.more(); order.next()) {
     const Spot spot = order.spot(p.product.m);
 #pragma unroll
     for (int i = 0; i < TOKENS / 2; ++i) sums[i] = 0;
-    int left = steps;
-    // TOGETHER parts of k; where paths of the program meet, no product is under way.
-    auto all = [&](auto together) {
-      constexpr int TOGETHER = decltype(together)::value;
+    bring(a, of_rows);
 #pragma unroll 1
-      for (; left >= TOGETHER; left -= TOGETHER) {
-        multiply(0);
+    for (int step = 0; step < steps; ++step) {
+      const unsigned at = x + now.stage * (Tiles::X_BYTES >> 4);
+      const int before = now.stage;
+      const bool ends = step + 1 == steps, passes = group == 0 || !(ends && order.is_last());
+      if (Tiles::TURNS) ptx::bar_sync(3 + group, 256);  // the other warpgroup's products have nearly ended
+      ptx::wgmma_fence();
 #pragma unroll
-        for (int i = 1; i < TOGETHER; ++i) {
-          multiply(i % 2);
-          ptx::wgmma_wait_group<1>();
-          add((i - 1) % 2);
-        }
-        ptx::wgmma_wait_group<0>();
-        add((TOGETHER - 1) % 2);
+      for (int j = 0; j < 4; ++j) {
+        ptx::wgmma_mma_async<RegisterTypes<T, true>>(part, a[j], whole_descriptor(at + j * NEXT_K<true>), j > 0);
+        if (j >= 2) ptx::wgmma_commit_group();
       }
-    };
-    all(Constant<16>{});
-    all(Constant<4>{});
-    all(Constant<1>{});
+      if (Tiles::TURNS == 2 && passes) ptx::bar_arrive(4 - group, 256);
+      now.next();
+      if (!ends) bring(coming, next_of_rows);
+      ptx::wgmma_wait_group<1>();
+      if (Tiles::TURNS == 1 && passes) ptx::bar_arrive(4 - group, 256);
+      ptx::wgmma_wait_group<0>();
+      ptx::wgmma_read_anew(part);
+      if (lane == 0) ptx::mbarrier_arrive(empty + 8 * before);
+#pragma unroll
+      for (int i = 0; i < TOKENS / 2; ++i) sums[i] = multiply_add(value_of(part[i]), of_rows[i / 2 % 2], sums[i]);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) a[i / 4][i % 4] = coming[i / 4][i % 4];
+      of_rows[0] = next_of_rows[0];
+      of_rows[1] = next_of_rows[1];
+    }
     auto scaled = [&](int j, int e, int i) {
       const int token = min(spot.token + j * 8 + lane % 4 * 2 + e, p.product.m - 1);
       const float of_token = p.a_scale ? p.a_scale[token * p.a_scale_row] : 1.0f;
       return sums[4 * j + e + 2 * i] * of_token;
     };
     ptx::bar_sync(1 + group, 128);  // all have copied out what was there before
-    store_block<EPILOGUE, Tiles>(p.product, scaled, shared + Tiles::STAGED_AT + group * TOKENS * Tiles::PITCH, true,
+    store_block<EPILOGUE, Tiles>(p.product, scaled, shared + Tiles::RING + group * TOKENS * Tiles::PITCH, true,
                                  1 + group, (spot.part + group) * 64, spot);
   }
 }

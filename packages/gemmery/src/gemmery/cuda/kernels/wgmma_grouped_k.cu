@@ -39,10 +39,12 @@ struct Ends {
 };
 
 // The tiles of a block, and of each what part of k it has: from `low` to `high` of what `first` and the next steps bring.
+// Every other round of blocks is taken from the end, so that none has the longest tile of each.
 template <class Tiles, bool ALIGNED> struct Depths : Bands<Tiles> {
   const Ends& ends;
   const int* offsets;
   const int k;
+  bool turned = false;
   int first, low, high, steps;
 
   template <class P, class Place>
@@ -51,8 +53,11 @@ template <class Tiles, bool ALIGNED> struct Depths : Bands<Tiles> {
     locate();
   }
   __device__ __forceinline__ void next() {
-    Bands<Tiles>::next();
-    if (this->more()) locate();
+    this->index += turned ? 2 * blockIdx.x + 1 : 2 * (gridDim.x - blockIdx.x) - 1;
+    turned = !turned;
+    if (!this->more()) return;
+    this->find();
+    locate();
   }
   __device__ __forceinline__ void locate() {
     int begin = 0, end = k;
@@ -74,10 +79,11 @@ template <class Tiles> struct DepthProducer : Producer<Tiles> {
 
   template <class P, class Order> __device__ __forceinline__ void bring_depth(const P& p, const Order& order, int steps) {
     const Tile tile = order.tile;
+    const int beyond = (p.product.k / Tiles::BK + 2) * Tiles::BK;  // where k is adjacent, boxes begin at whole 16 bytes
 #pragma unroll 1
     for (int step = 0; step < max(order.steps, steps); ++step) {
       const unsigned to = this->ring + this->now.stage * Tiles::STAGE, barrier = this->full + 8 * this->now.stage;
-      const int k = step < order.steps ? order.first + step * Tiles::BK : p.product.k + Tiles::BK;
+      const int k = step < order.steps ? order.first + step * Tiles::BK : beyond;
       ptx::mbarrier_try_wait_parity(this->empty + 8 * this->now.stage, this->now.parity ^ 1);
       ptx::mbarrier_arrive_expect_tx(barrier, stage_bytes<Tiles>(p));
       bring<Tiles::A_K_MAJOR, Tiles::BM, 1>(to, p.a, k, tile.row, p.product.a_batch ? tile.batch : 0, barrier);

@@ -207,10 +207,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
     ptx::setmaxnreg_dec<Tiles::PRODUCER>();
     if (warp == CONSUMERS / 32) {
       if constexpr (Tiles::GROUPED) {
-        if (Tiles::EARLY) {
-          Experts<Tiles>::ask_ahead(p, whole_bytes<Tiles>(p.product));
-          ptx::griddepcontrol_wait();
-        }
+        if (Tiles::EARLY) ptx::griddepcontrol_wait();
         Experts<Tiles>::tell(p, reinterpret_cast<int2*>(shared + Tiles::TABLE));
         __syncwarp();
       }

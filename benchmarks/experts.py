@@ -117,7 +117,9 @@ TILES = (
     *((tokens, 4, 1, 4, 16, 1) for tokens in (8, 16, 24, 32)),
     *((tokens, 4, 1, 2, 8, 1) for tokens in (8, 16, 24, 32, 48, 64)),
     *((tokens, 2, 1, 2, 8, 2) for tokens in (8, 16, 24, 32)),
+    *((tokens, 4, 1, 1, 10, 1) for tokens in (8, 16, 24)),
     *((tokens, 4, 1, 1, 8, 1) for tokens in (16, 32, 48, 64)),
+    *((tokens, 2, 1, 1, 8, 2) for tokens in (8, 16, 24, 32)),
 )
 
 

@@ -189,8 +189,8 @@ def experts(
     if library.__name__ != "torch" or not plain or 0 in shape or not isinstance(bias, type(x) | None):
         return None
     if out is not None:
-        target, given = viewed("out", out), arrays.contiguous(shape, dtypes.get(v.dtype).size)
-        if (target.dtype, target.shape, target.strides, target.device) != (v.dtype, shape, given, v.device):
+        target, steps = viewed("out", out), arrays.contiguous(shape, dtypes.get(v.dtype).size)
+        if (target.dtype, target.shape, target.strides, target.device) != (v.dtype, shape, steps, v.device):
             return None
         read = (v, view(matrix.packed), *((view(bias),) if bias is not None else ()))
         if any(arrays.overlap(each, target) for each in read):

@@ -140,7 +140,7 @@ def _geometry_codes(name: str, problem: Problem, config: Config) -> Geometry:
     tiles = -(-problem.m // _TOKENS) * -(-problem.n // _ROWS)
     return Geometry(
         f"{name}.cu",
-        instance(name, problem, template("CodeTiles", element(problem), _TOKENS, stages, size, config["turns"] - 1)),
+        instance(name, problem, template("CodeTiles", element(problem), _TOKENS, stages, size)),
         (min(tiles, config["blocks"]), 1, 1),
         (384, 1, 1),
         shared=shared,
@@ -157,7 +157,7 @@ def _geometry_codes(name: str, problem: Problem, config: Config) -> Geometry:
 def _resolve_codes(problem: Problem, config: Config) -> Config:
     """Return the config with every 0 replaced."""
     stages = _STAGES.get(dtypes.get(problem.out).size, 2)
-    return complete(config, {"stages": stages, "band": 16, "turns": 2, "blocks": target(problem).sms})
+    return complete(config, {"stages": stages, "band": 16, "blocks": target(problem).sms})
 
 
 GEMM_QUANTIZED = (
@@ -200,7 +200,7 @@ GEMM_QUANTIZED = (
         bounds={"int8": lambda k: -(-k // STEP) + 4},
         geometry=_geometry_codes,
         resolve=_resolve_codes,
-        space={"stages": (0, 3, 5), "band": (0, 1, 4), "turns": (0, 1, 2, 3), "blocks": (0, 1, 7)},
+        space={"stages": (0, 3, 5), "band": (0, 1, 4), "blocks": (0, 1, 7)},
         lesson=(
             "With many tokens tensor cores are the limit, and 8-bit types have twice the rate of halves. Each of the "
             "16 levels of 4 bits is a number of e4m3, and bits 0 to 15 of that type are just as many times 2^-9, so a "

@@ -35,6 +35,8 @@ def variant_of(problem: Problem, form: Format, device: Device, part: Config = Ma
     choice = dict(_best(rows, form, device, invariant, crowded, tuple(part.items())))
     if problem.groups:
         choice |= {"splits": 1, "runs": 0}  # the device decides
+        if choice["resident"] == 2 and not invariant:
+            choice["ways"] = 1  # a block has many tiles: twice the rows for each end of one
     while problem.groups and choice["stages"] > 2 * choice["ways"]:  # room for where groups end
         tile = QuantizedTile(*(choice[name] for name in QuantizedTile._fields))
         results = tile.warpgroups // tile.ways * tile.blocks * tile.tokens * _LINE

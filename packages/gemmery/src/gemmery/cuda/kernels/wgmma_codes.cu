@@ -7,12 +7,11 @@
 #include "wgmma_quantized.cu"
 
 // Two warpgroups of 64 rows of W each by TOKENS rows of x. A chunk is 64 x 128 levels, then a factor in f32 for each row.
-template <class X, int N, int DEPTH, int SIZE, int HANDOFF> struct CodeTiles {
+template <class X, int N, int DEPTH, int SIZE> struct CodeTiles {
   using T = X;
   using S = Accumulator<X>;
   static constexpr bool GROUPED = false;
   static constexpr int TOKENS = N, STAGES = DEPTH, WARPGROUPS = 2, ROWS = 128, BAND = 4, PITCH = 64 * SIZE + 16;
-  static constexpr int TURNS = HANDOFF;
   static constexpr int CHUNK = 4096 + 256, X_BYTES = TOKENS * 128, W_BYTES = 2 * CHUNK;
   static constexpr int RING = STAGES * (X_BYTES + W_BYTES), STAGING = WARPGROUPS * TOKENS * PITCH;
 };
@@ -38,7 +37,6 @@ template <class Tiles> struct CodeOrder {
         band(p.band) {}
   __device__ __forceinline__ bool more() const { return index < across * down; }
   __device__ __forceinline__ void next() { index += gridDim.x; }
-  __device__ __forceinline__ bool is_last() const { return index + int(gridDim.x) >= across * down; }
   // Its first chunk of W, and its first token.
   __device__ __forceinline__ Spot spot(int tokens) const {
     const int first = index / (band * down) * band, within = index - first * down, height = min(across - first, band);
@@ -102,7 +100,6 @@ __global__ void __launch_bounds__(384, 1) wgmma_codes(const __grid_constant__ Tm
     of[0] = __int_as_float(bits[0]);
     of[1] = __int_as_float(bits[1]);
   };
-  if (Tiles::TURNS && group == 1) ptx::bar_arrive(3, 256);  // the first turn
   for (; order.more(); order.next()) {
     const Spot spot = order.spot(p.product.m);
 #pragma unroll
@@ -112,19 +109,14 @@ __global__ void __launch_bounds__(384, 1) wgmma_codes(const __grid_constant__ Tm
     for (int step = 0; step < steps; ++step) {
       const unsigned at = x + now.stage * (Tiles::X_BYTES >> 4);
       const int before = now.stage;
-      const bool ends = step + 1 == steps, passes = group == 0 || !(ends && order.is_last());
-      if (Tiles::TURNS) ptx::bar_sync(3 + group, 256);  // the other warpgroup's products have nearly ended
       ptx::wgmma_fence();
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         ptx::wgmma_mma_async<RegisterTypes<T, true>>(part, a[j], whole_descriptor(at + j * NEXT_K<true>), j > 0);
-        if (j >= 2) ptx::wgmma_commit_group();
       }
-      if (Tiles::TURNS == 2 && passes) ptx::bar_arrive(4 - group, 256);
+      ptx::wgmma_commit_group();
       now.next();
-      if (!ends) bring(coming, next_of_rows);
-      ptx::wgmma_wait_group<1>();
-      if (Tiles::TURNS == 1 && passes) ptx::bar_arrive(4 - group, 256);
+      if (step + 1 < steps) bring(coming, next_of_rows);
       ptx::wgmma_wait_group<0>();
       ptx::wgmma_read_anew(part);
       if (lane == 0) ptx::mbarrier_arrive(empty + 8 * before);

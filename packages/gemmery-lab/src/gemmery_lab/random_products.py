@@ -64,6 +64,7 @@ class RandomProduct:
     invariant: bool = False
     symmetric: bool = False  # B is A transposed, in A's memory: C is equal to its transpose to the last bit
     ends: tuple[int, ...] = ()  # of the groups in the rows of A
+    deep: bool = False  # groups are along k instead
     spread: str = ""  # of the numbers of products in parts: SPREADS
     epilogue: str = ""  # the text of a function of the sums, of one weight or two, and of operands
     weights: int = 1
@@ -92,6 +93,7 @@ class RandomProduct:
         options += ["B is A transposed"] * self.symmetric
         options += [f"{self.weights} weights, epilogue {self.epilogue}"] * bool(self.epilogue)
         options += ["bias"] * self.bias + [self.activation] * bool(self.activation)
+        options += ["groups along k"] * self.deep
         options += [f"groups end at {', '.join(map(str, self.ends))}"] * bool(self.ends)
         parts = [*shared, *numbers, *options, f"{'whole' if self.whole else self.spread or 'normal'} numbers"]
         return f"{self.function} {shape}, {self.dtype} -> {self.out}, {' / '.join(self.layouts)}, {', '.join(parts)}"
@@ -141,6 +143,10 @@ def drawn(seed: int, types: Sequence[str], kind: str) -> RandomProduct:
             return replace(
                 product, bias=False, activation="", invariant=False, out=result, epilogue=text, weights=weights
             )
+    again = np.random.default_rng([seed, 4])
+    if product.ends and k and again.random() < 0.4:
+        scales = scales if scales in ("", "numbers") else "blocks" * (dtype in FLOAT8)
+        return replace(product, ends=_ends(again, k), deep=True, bias=False, scales=scales)
     if product.ends or any(product.shared) or np.random.default_rng([seed, 3]).random() >= _SYMMETRIC:
         return product
     return replace(product, n=m, bias=False, beta=0.0, scales="", out=_results(dtype, "", function)[0], symmetric=True)

@@ -163,13 +163,14 @@ def computed(product: RandomProduct, place: PlaceImage) -> tuple[reference.Check
         return _computed_with_epilogue(product, place)
     p, draw = product, np.random.default_rng([product.seed, 2])
     each = (p.batch,) if p.batch > 1 else ()
-    groups = (len(p.ends),) if p.ends else ()
+    groups = (len(p.ends),) if p.ends and not p.deep else ()
     shapes = (*(() if p.shared[0] else each), p.m, p.k), (*groups, *(() if p.shared[1] else each), p.k, p.n)
     a, b = (
         image(values_in_parts(p, shape, i) if p.spread else values(p, shape, p.element, draw), p.layouts[i])
         for i, shape in enumerate(shapes)
     )
-    c = image(_before(p, (*each, p.m, p.n), draw), p.layouts[2])
+    matrices = (len(p.ends),) if p.deep else each
+    c = image(_before(p, (*matrices, p.m, p.n), draw), p.layouts[2])
     bias = draw.standard_normal(p.n, np.float32) if p.bias else None
     if bias is not None and p.whole:
         bias = np.rint(bias)
@@ -186,13 +187,16 @@ def computed(product: RandomProduct, place: PlaceImage) -> tuple[reference.Check
     }
     _call(p, x, y, z, vectors)
     after = memory()
-    untouched, rows = after.copy(), p.ends[-1] if p.ends else p.m
+    untouched, rows = after.copy(), p.ends[-1] if p.ends and not p.deep else p.m
     c.matrices(untouched)[..., :rows, :] = old[..., :rows, :]
     result = c.matrices(after)
     right = a.matrices().swapaxes(-1, -2) if p.symmetric else b.matrices()
     checked = _compared(p, result, _scaled(p, a.matrices(), scale_a, 0), _scaled(p, right, scale_b, 1), old, bias)
     if not np.array_equal(untouched, c.memory):
         return checked, f"memory around C{' or a row of no group' if p.ends else ''} was written"
+    empty = [group for group, (start, end) in enumerate(pairwise((0, *p.ends))) if p.deep and start == end]
+    if np.any(result[empty].astype(np.float32)):
+        return checked, "a group of no k is not zeros"
     mirrored = not p.symmetric or np.array_equal(result, result.swapaxes(-1, -2))
     return checked, "" if mirrored else "A times its own transpose is not symmetric to the last bit"
 
@@ -253,7 +257,7 @@ def _factors(p: RandomProduct, draw: np.random.Generator) -> tuple[Any, Any]:
     if p.scales == "numbers":
         return float(draw.choice([0.5, 1.25])), float(draw.choice([2.0, -0.75]))
     pieces = -(-p.k // BLOCK)
-    columns = (len(p.ends), p.n) if p.ends else (p.n,)
+    columns = (len(p.ends), p.n) if p.ends and not p.deep else (p.n,)
     shapes = ((p.m, pieces), (pieces, -(-p.n // BLOCK))) if p.scales == "blocks" else ((p.m,), columns)
     a, b = (draw.integers(1, 16, shape).astype(np.float32) / 8 for shape in shapes)
     return a, b
@@ -306,9 +310,15 @@ def _compared(p: RandomProduct, result: Array, a: Array, b: Array, old: Array, b
     if not p.ends:
         c = old if p.beta else None
         return reference.check(result, a, b, growth(p), alpha=p.alpha, beta=p.beta, c=c, **options)
-    parts = [
-        reference.check(result[start:end], a[start:end], b[group], growth(p), **options)
-        for group, (start, end) in enumerate(pairwise((0, *p.ends)))
-        if start < end
-    ]
+    groups = [(group, start, end) for group, (start, end) in enumerate(pairwise((0, *p.ends))) if start < end]
+    if p.deep:
+        parts = [
+            reference.check(result[group], a[:, start:end], b[start:end], growth(p), **options)
+            for group, start, end in groups
+        ]
+    else:
+        parts = [
+            reference.check(result[start:end], a[start:end], b[group], growth(p), **options)
+            for group, start, end in groups
+        ]
     return max(parts, key=lambda part: part.error_over_bound)

@@ -102,6 +102,18 @@ def test_groups(card, whole, on_the_card):
     assert card.launched == ["wgmma_grouped"]
 
 
+@pytest.mark.parametrize("on_the_card", [True, False])
+@pytest.mark.parametrize("columns", [64, 71])  # of A: 71 are packed first
+def test_groups_along_k(card, whole, on_the_card, columns):
+    x, y = whole(44, columns), whole(44, 48)
+    a, b = card.put(x, "bf16").T, card.put(y, "bf16")
+    want = np.stack([x[s:e].T @ y[s:e] for s, e in ((0, 3), (3, 3), (3, 40))])
+    out = card.empty((3, columns, 48), "bf16")
+    gm.grouped_matmul(a, b, offsets=card.put(ENDS, "int32") if on_the_card else ENDS, out=out)
+    assert np.array_equal(out.numbers, want.astype(out.numbers.dtype))
+    assert card.launched[-1] == "wgmma_grouped_k"
+
+
 def test_no_groups(card, whole):
     a, b = card.put(whole(44, 64), "bf16"), card.empty((0, 48, 64), "bf16").T
     out = card.empty((44, 48), "bf16")

@@ -245,7 +245,7 @@ def test_the_bits_of_a_row_depend_on_no_other_row():
         ("staged.cuh", "if (P::GROUPED && threadIdx.x % 32 == 0)", "if (false)"),
         ("staged.cuh", "p.product.c_batch ? at.batch : 0", "at.batch"),
         ("staged.cuh", "of_groups ? batch * p.product.bias_row : 0", "0"),
-        ("staged.cuh", "at.batch * p.b_scale_k", "0"),
+        ("staged.cuh", "(P::GROUPED && p.offsets ? at.batch * p.b_scale_k : 0)", "0"),
     ],
 )
 def test_a_kernel_that_is_wrong_about_groups_is_told(file, old, new):

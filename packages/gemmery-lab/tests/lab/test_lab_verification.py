@@ -27,11 +27,11 @@ def expected(p, a, b, c, vectors):
         rows, columns = np.arange(p.k) // 128, np.arange(p.n) // 128
         x, y = x * for_a[:, rows], y * for_b[rows][:, columns]
     starts = (0, *p.ends)
-    result = (
-        np.concatenate([x[s:e] @ y[g] for g, (s, e) in enumerate(zip(starts, p.ends, strict=False))])
-        if p.ends
-        else x @ y
-    )
+    groups = list(enumerate(zip(starts, p.ends, strict=False)))
+    if p.deep:
+        result = np.stack([x[:, s:e] @ y[s:e] for _, (s, e) in groups])
+    else:
+        result = np.concatenate([x[s:e] @ y[g] for g, (s, e) in groups]) if p.ends else x @ y
     result = p.alpha * result + (p.beta * c.astype(np.float64) if p.beta else 0)
     result = result + (0 if vectors["bias"] is None else vectors["bias"])
     if p.activation == "relu":
@@ -92,18 +92,30 @@ def test_an_unwritten_result_and_a_byte_beyond_it_fail(on_a_gpu, monkeypatch):
     assert verification._tried(product, beyond)[0] == "memory around C was written"
 
 
-def test_a_row_of_no_group_that_is_written_fails(on_a_gpu, monkeypatch):
+def test_a_row_of_no_group_that_is_written_fails(monkeypatch):
     def beyond(p, a, b, c, vectors):
         expected(p, a, b, c, vectors)
         c[-1] = 0
 
-    products = [p for p in on_a_gpu if p.ends and p.ends[-1] < p.m]
+    drawn_ones = (drawn(seed, TYPES["cuda"], "cuda") for seed in range(400))
+    products = [p for p in drawn_ones if p.ends and not p.deep and p.ends[-1] < p.m and p.activation in ("", "relu")]
     assert products
     monkeypatch.setattr(verification, "_call", beyond)
     for product in products:
         assert verification._tried(product, verification.on_host)[0] == (
             "memory around C or a row of no group was written"
         )
+
+
+def test_a_group_of_no_k_that_is_not_zeros_fails(monkeypatch):
+    def wrong(p, a, b, c, vectors):
+        expected(p, a, b, c, vectors)
+        c[[start == end for start, end in zip((0, *p.ends), p.ends, strict=False)]] = 1
+
+    drawn_ones = (drawn(seed, TYPES["cpu"], "cpu") for seed in range(400))
+    product = next(p for p in drawn_ones if p.deep and not p.activation and len(set(p.ends)) < len(p.ends))
+    monkeypatch.setattr(verification, "_call", wrong)
+    assert verification._tried(product, verification.on_host)[0] == "a group of no k is not zeros"
 
 
 def test_the_seed_and_the_type_alone_repeat_a_product():

@@ -178,6 +178,18 @@ HOPPER = (
         batch=3,
     ),
     *of(
+        "wgmma_grouped_k",
+        ("wgmma_grouped_k.cu", "p.product.b_batch ? tile.batch : 0", "0", "the columns of the first matrix"),
+        ("wgmma_grouped_k.cu", "(high + Tiles::BK - 1)", "high", "a last step that is not brought"),
+        ("wgmma_grouped_k.cu", "this->now.parity ^ 1", "this->now.parity", "a producer that waits for the wrong phase"),
+        ("wgmma_epilogue.cu", "steps = max(order.steps, P::STEPS)", "steps = P::STEPS", "steps that nobody multiplies"),
+        config={"bn": 64, "stages": 2, "blocks": 2},
+        shape=(168, 136, 520),
+        name="f16",
+        layouts=("col", "row", "row"),
+        batch=2,
+    ),
+    *of(
         "wgmma_streamk",
         (
             "wgmma_streamk.cu",

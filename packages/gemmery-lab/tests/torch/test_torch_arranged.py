@@ -6,12 +6,14 @@ import threading
 from contextlib import nullcontext
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+import gemmery as gm  # noqa: E402
 import gemmery.torch  # noqa: E402
-from gemmery.cuda.weights import Format, arrange  # noqa: E402
+from gemmery.cuda.weights import Format, arrange, arrange_levels  # noqa: E402
 from gemmery.torch import arranged  # noqa: E402
 
 N, K = 70, 256
@@ -99,3 +101,21 @@ def test_a_layers_copy_lives_with_the_packed_tensor_and_follows_its_changes(monk
     del packed
     assert len(arranged._copies) == known
     assert arranged.layer(x.float(), *gemmery.torch.quantize(torch.ones(4, K), 4, 128), None, None) is None
+
+
+def test_experts_are_arranged_one_after_the_other():
+    experts = gm.quantize(torch.randn(3, K, N), "int4", 128, dtype="bfloat16")
+    form, whole = arranged._arranged_experts(experts, torch.bfloat16)
+    assert whole.shape == (3, form.bytes)
+    for i in range(3):
+        assert torch.equal(whole[i], arranged._arranged(experts[i], torch.bfloat16)[1])
+    assert arranged._arranged_experts(gm.quantize(torch.full((2, K, N), 1.1), "int4", 128), torch.float16) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_levels_for_codes_are_arranged_alike_by_numpy(dtype):
+    matrix = gm.quantize(torch.randn(K, N), "int4", 128)
+    form, whole = arranged._arranged_levels(matrix, dtype)
+    codes = torch.stack((matrix.packed & 15, matrix.packed >> 4), -1).flatten(1)
+    assert np.array_equal(whole.numpy(), arrange_levels(form, codes.numpy(), matrix.scales.numpy()))
+    assert arranged._arranged_levels(gm.quantize(torch.randn(K, N), "int4", 64), dtype) is None

@@ -44,6 +44,7 @@ class Problem(NamedTuple):
     b_dtype: str = ""  # of B where it is another one
     semiring: str = ""  # what takes the place of addition and multiplication: keywords.SEMIRINGS; "": they themselves
     split: str = ""  # which of A and B were split before, of float32 in parts: "", "a", "b" or "ab"
+    k_groups: int = 0  # products with parts of k of their own, one part after the other, and a matrix of C; 0: one
 
     def transposed(self) -> Problem:
         """Return the same product as C' = B' A'."""
@@ -73,7 +74,7 @@ class Problem(NamedTuple):
     def bytes(self) -> int:
         """Least number of bytes moved: each input read once, C written once."""
         inputs = (self.m * self.k + max(1, self.groups) * self.k * self.n) * dtypes.get(self.dtype).size
-        return self.batch * (inputs + self.m * self.n * dtypes.get(self.out).size)
+        return self.batch * (inputs + max(1, self.k_groups) * self.m * self.n * dtypes.get(self.out).size)
 
     @property
     def intensity(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+from itertools import pairwise
 
 import ml_dtypes
 import numpy as np
@@ -162,7 +163,7 @@ def test_lists_have_products_of_any_shapes(rng):
         ({"offsets": 3}, gm.ShapeError, r"shape \(\)"),
         ({"offsets": [1.0, 2.0, 3.0]}, gm.DTypeError, "offsets are float64, .* pass int32"),
         ({"a": np.ones((2, 2, K), "f4")}, gm.ShapeError, r"a of shape \(rows, k\) .* pass lists"),
-        ({"b": np.ones((K, N), "f4")}, gm.ShapeError, r"b of shape \(groups, k, n\)"),
+        ({"b": np.ones(K, "f4")}, gm.ShapeError, r"b of shape \(groups, k, n\)"),
         ({"b": np.ones((3, K + 1, N), "f4")}, gm.ShapeError, "they must be equal"),
         ({"bias": np.ones((2, N), "f4")}, gm.ShapeError, r"bias has shape \(2, 5\); .* shape \(3, 5\)"),
         ({"bias": np.ones(3, "f4")}, gm.ShapeError, r"bias has shape \(3,\)"),
@@ -350,3 +351,35 @@ def test_nothing_is_written_where_a_later_product_of_a_list_is_refused(second, o
     with pytest.raises(error):
         gm.grouped_matmul([ones, ones], [ones, ones], out=[first, second], **options)
     assert not first.any()
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i4", "c8"])
+@pytest.mark.parametrize("ends", [[0, 0, 17], [5, 5, 9, 17], [], [3]])
+def test_groups_along_k(dtype, ends):
+    rng = np.random.default_rng(len(ends))
+    a, b = (rng.integers(-4, 5, shape).astype(dtype) for shape in ((17, 6), (17, 9)))
+    want = np.zeros((len(ends), 6, 9), dtype)
+    for group, (start, end) in enumerate(pairwise((0, *ends))):
+        want[group] = a[start:end].T @ b[start:end]
+    out = np.full((len(ends), 6, 9), 99, dtype)
+    assert gm.grouped_matmul(a.T, b, offsets=np.array(ends, np.int32), out=out) is out
+    for result in (out, gm.grouped_matmul(np.ascontiguousarray(a.T), b, offsets=np.array(ends, np.int32))):
+        assert result.dtype == want.dtype
+        assert np.array_equal(result, want)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"bias": np.ones(N, "f4")}, gm.ArgumentError, "bias of groups along k"),
+        ({"offsets": [2, K + 1]}, gm.ArgumentError, "the columns of a"),
+        ({"offsets": [[1, 2]]}, gm.ShapeError, r"the end of each group: shape \(groups,\)"),
+        ({"a": np.ones((2, 2, K), "f4")}, gm.ShapeError, r"a of shape \(m, k\)"),
+        ({"b": np.ones((K + 1, N), "f4")}, gm.ShapeError, "they must be equal"),
+        ({"out": np.ones((2, 4, N + 1), "f4")}, gm.ShapeError, "out"),
+    ],
+)
+def test_an_error_of_groups_along_k(arguments, error, words):
+    call = {"a": np.ones((4, K), "f4"), "b": np.ones((K, N), "f4"), "offsets": [1, K]} | arguments
+    with pytest.raises(error, match=words):
+        gm.grouped_matmul(call.pop("a"), call.pop("b"), **call)

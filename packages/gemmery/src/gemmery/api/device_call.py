@@ -43,7 +43,7 @@ class DeviceCall(NamedTuple):
     options: tuple[Any, ...] = for_kernel(NO_OPTIONS)
     scaling: Scaling | None = None
     split: str = ""  # operands that have parts
-    grouped: bool = False  # y has a matrix for each group of rows of x
+    grouped: bool = False  # y has a matrix for each group of rows of x; or groups share k, where it has one matrix
 
 
 class Table:
@@ -103,7 +103,12 @@ def described(call: DeviceCall) -> tuple[Arrangement, Problem]:
     """
     x, y, c = call.x, call.y, call.c
     size, b_size, out_size = (dtypes.get(z.dtype).size for z in (x, y, c))
-    if call.grouped:  # a batch of matrices of B, which shares A and C; an offset says where each group has its rows
+    deep = call.grouped and len(y.shape) == 2
+    if deep:  # a batch of matrices of C, for parts of the k of A and B
+        (m, k), (groups, _, n) = x.shape, c.shape
+        (a_row, a_column), (b_row, b_column), (each, c_row, c_column) = x.strides, y.strides, c.strides
+        form = Arrangement(m, n, k, groups, (0, a_row, a_column), (0, b_row, b_column), (each, c_row, c_column))
+    elif call.grouped:  # a batch of matrices of B, which shares A and C; an offset says where each group has its rows
         (m, k), (groups, _, n) = x.shape, y.shape
         (a_row, a_column), (each, b_row, b_column), (c_row, c_column) = x.strides, y.strides, c.strides
         form = Arrangement(m, n, k, groups, (0, a_row, a_column), (each, b_row, b_column), (0, c_row, c_column))
@@ -117,7 +122,7 @@ def described(call: DeviceCall) -> tuple[Arrangement, Problem]:
         layouts.append(layout(rows, columns, steps[1], steps[2], each))
         pointer = math.gcd(z.pointer, *(step[i] for _, step in form.loops))
         low.append(arrays.alignment(pointer, limiting_steps(layouts[i], form.batch, rows, columns, steps, each)))
-    if call.grouped and layouts[2] != "row":
+    if call.grouped and not deep and layouts[2] != "row":
         layouts[2] = "any"  # C' = B' A' would have groups of columns
     problem = Problem(
         m,
@@ -134,7 +139,8 @@ def described(call: DeviceCall) -> tuple[Arrangement, Problem]:
         device=c.device,
         alignments=(low[0], low[1], low[2]),
         scales="" if call.scaling is None else call.scaling.kind,
-        groups=form.batch if call.grouped else 0,
+        groups=form.batch if call.grouped and not deep else 0,
+        k_groups=form.batch if deep else 0,
         b_dtype=y.dtype if y.dtype != x.dtype else "",
         split="".join(name for name in call.split if walks_parts(form, name, x if name == "a" else y)),
         **{field: value for field, value in zip(FIELDS, call.options, strict=True) if value is not None},

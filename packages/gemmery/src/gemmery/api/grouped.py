@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gemmery.keywords import Foreign, GroupedOptions, Out, Plain
 
 _QUANTIZED = array_libraries.QUANTIZED
+_BLOCK = 128  # of k, that has a factor of its own
 
 
 if TYPE_CHECKING:  # mypy attaches a block to the function after it only if it contains nothing but overloads
@@ -91,13 +92,30 @@ def grouped_matmul(
       for each group, or (groups, n).
     - `dtype`, `activation`, `batch_invariant`: as in `matmul`.
 
+    With `offsets` and a `b` of (k, n), groups follow each other along k: `a` is (m, k), group g has the columns of `a`
+    and the rows of `b` from offsets[g - 1] to offsets[g], and the result is (groups, m, n), zeros for a group of none.
+    These are the gradients of experts' weights, `tokens.T` times the gradient of what they became.
+
+    >>> gm.grouped_matmul(tokens.T, np.ones((4, 1)), offsets=[1, 1, 4]).mT
+    array([[[ 0.,  1.]],
+    <BLANKLINE>
+           [[ 0.,  0.]],
+    <BLANKLINE>
+           [[12., 15.]]])
+
+    There is no `bias`, and factors are as in `matmul`; those of blocks of 128 of k are counted from the start of `a`
+    and `b`, not of a group, and groups that begin at multiples of 128 are multiplied fastest.
+
     Without `offsets`, `a` and `b` are lists of matrices of any shapes, and the result is the list of their products;
     `out` is a list or None, `bias`, `scale_a` and `scale_b` are lists with an element (or None) for each product, or
     what all products share. They are written one after the other, so an element of `out` must not overlap what a later
     product reads.
 
     `b` may be a `QuantizedMatrix` of shape (groups, k, n), or a list of quantised matrices without `offsets`. On a
-    device its weights are expanded by a launch, then all groups multiplied by another; on the CPU, group by group.
+    device of compute capability 9.0 one launch reads the codes of those that have rows, where `a` and factors have one
+    type of 16 bits. Blocks may share the sums of a tile there, so that the last bits of a row depend on where groups
+    end, unless `batch_invariant`. Elsewhere weights are expanded by a launch, then all groups multiplied by another; on
+    the CPU, group by group.
 
     Each group's product has the element types, accuracy and determinism of `matmul`. Compute capability 9.0 multiplies
     all groups of float16, bfloat16, float8 and int8 in one launch; there the bits of a row depend on no other row.
@@ -115,25 +133,32 @@ def grouped_matmul(
 def _stacked(a: Any, b: Any, offsets: Any, out: Any, terms: Options) -> Any:
     """Return the products of the groups that `offsets` cut out of `a`."""
     x, where = view(a), view(offsets)
-    if x.device != "cpu" and type(b) in _QUANTIZED:
-        from gemmery.api.quantized_products import device_weight
-
-        b = device_weight(b, x.dtype, x).swapaxes(-1, -2)
     y = _viewed(b, x.dtype)
-    shape = _stacked_shape(x, y, where)
+    deep = len(y.shape) == 2 and type(b) not in _QUANTIZED
+    shape = _deep_shape(x, y, where, terms) if deep else _stacked_shape(x, y, where)
+    if x.device != "cpu" and type(b) in _QUANTIZED:
+        from gemmery.api import on_device, quantized_products
+
+        on_device.check_offsets(x, where)
+        done = quantized_products.experts(a, b, x, where, shape, offsets, out, terms)
+        if done is not None:
+            return done
+        b = quantized_products.device_weight(b, x.dtype, x).swapaxes(-1, -2)
+        y = view(b)
+    multiply = multiply_depths if deep else multiply_groups
     if x.device != "cpu":
         from gemmery.api import on_device
 
-        return on_device.grouped_product(x, y, where, shape, out, terms, multiply_groups)
+        return on_device.grouped_product(x, y, where, shape, out, terms, multiply)
     arrays.together(a=x, b=y, offsets=where)
     only_on_devices(terms)  # here too: groups may have no rows
-    ends = host_ends(offsets, x.shape[0])
+    ends = host_ends(offsets, x.shape[deep], "columns" if deep else "rows")
     result = _result_type(x, y, shape, terms)
     target = None if out is None else view(out)
     if target is not None:
         arrays.together(a=x, out=target)
         writable(target, shape, result)
-    last = ends[-1] if ends else 0
+    last = shape[0] if deep or not ends else ends[-1]
     bias = None if terms.bias is None else view(terms.bias)
     apart = target is not None and any(z and arrays.overlap(z, target) for z in (x, y, bias))
     like = arrays.kind(a, b)
@@ -143,7 +168,7 @@ def _stacked(a: Any, b: Any, offsets: Any, out: Any, terms: Options) -> Any:
     terms = terms._replace(
         bias=bias and sliceable(terms.bias, bias), dtype=None if terms.dtype is None else dtypes.get(result).numpy
     )
-    multiply_groups(a, b, ends, array, terms)
+    multiply(a, b, ends, array, terms)
     if target is not None and apart:
         arrays.store(view(array[:last]), view(out[:last]))
         arrays.written(out)
@@ -160,9 +185,28 @@ def _stacked_shape(x: View, y: View, offsets: View) -> Ints:
     if len(x.shape) != 2 or len(y.shape) != 3:
         raise ShapeError(
             f"grouped_matmul with offsets multiplies a of shape (rows, k) by b of shape (groups, k, n) (got shapes "
-            f"{x.shape} and {y.shape}); pass lists of matrices without offsets for products of different shapes"
+            f"{x.shape} and {y.shape}), or a of shape (m, k) by b of shape (k, n) in groups along k; pass lists of "
+            "matrices without offsets for products of different shapes"
         )
-    groups = y.shape[0]
+    _check_ends(offsets, y.shape[0])
+    return result_shape(x.shape, y.shape[1:])
+
+
+def _deep_shape(x: View, y: View, offsets: View, terms: Options) -> Ints:
+    """Return the shape of the result of groups along k. Raises ShapeError, DTypeError and ArgumentError."""
+    if len(x.shape) != 2:
+        raise ShapeError(f"groups along k, of a b of shape {y.shape}, have an a of shape (m, k), not {x.shape}")
+    shape = result_shape(x.shape, y.shape)
+    if terms.bias is not None:
+        raise ArgumentError("a bias of groups along k: each has a matrix of its own; add it to the result")
+    if len(offsets.shape) != 1:
+        raise ShapeError(f"offsets has shape {offsets.shape}; pass the end of each group: shape (groups,)")
+    _check_ends(offsets, offsets.shape[0])
+    return (*offsets.shape, *shape)
+
+
+def _check_ends(offsets: View, groups: int) -> None:
+    """Raise ShapeError or DTypeError unless there are so many offsets, and they are integers."""
     if offsets.shape != (groups,):
         raise ShapeError(
             f"offsets has shape {offsets.shape}, and b has {groups} matrices; pass the end of each group's rows: shape "
@@ -170,7 +214,6 @@ def _stacked_shape(x: View, y: View, offsets: View) -> Ints:
         )
     if dtypes.get(offsets.dtype).kind not in "iu" and groups:
         raise DTypeError(f"offsets are {dtypes.get(offsets.dtype).numpy}, and row numbers are integers; pass int32")
-    return result_shape(x.shape, y.shape[1:])
 
 
 def _result_type(x: View, y: View, shape: Ints, terms: Options) -> str:
@@ -181,7 +224,7 @@ def _result_type(x: View, y: View, shape: Ints, terms: Options) -> str:
     if terms.bias is not None:
         bias = view(terms.bias)
         arrays.together(a=x, bias=bias)
-        check_bias(bias, (y.shape[0], shape[1]), result)
+        check_bias(bias, (y.shape[0], shape[-1]), result)
     return result
 
 
@@ -245,6 +288,23 @@ def multiply_groups(a: Any, b: Any, ends: Sequence[int], out: Any, terms: Option
                 scale_b=scale_b[group] if each_group else scale_b,
             )
             products.matmul(a[start:end], b[group], out[start:end], **options.passed())
+
+
+def multiply_depths(a: Any, b: Any, ends: Sequence[int], out: Any, terms: Options) -> None:
+    """Write the product of each group along k to its matrix of `out`, one `matmul` after the other.
+
+    Raises ArgumentError where a group begins within a block of k that has a factor.
+    """
+    a, b = sliceable(a), sliceable(b)
+    in_blocks = len(getattr(terms.scale_a, "shape", ())) == 2 and terms.scale_a.shape[1] > 1
+    for group, (start, end) in enumerate(pairwise((0, *ends))):
+        options = terms
+        if in_blocks:
+            if start % _BLOCK:
+                raise ArgumentError(f"group {group} begins at {start}: in blocks of {_BLOCK} of k with a factor each")
+            part = slice(start // _BLOCK, -(-end // _BLOCK))
+            options = terms._replace(scale_a=terms.scale_a[:, part], scale_b=terms.scale_b[part])
+        products.matmul(a[:, start:end], b[start:end], out[group], **options.passed())
 
 
 def sliceable(array: Any, its_view: View | None = None) -> Any:

@@ -158,7 +158,7 @@ def _inputs(
         x = x._replace(shape=(*x.shape[:-1], 0), dtype=common)
         y = y._replace(shape=(*y.shape[:-2], 0, *y.shape[-1:]) if len(y.shape) > 1 else (0,), dtype=common)
     sides: Ints = (y.shape[-1] if len(y.shape) > 1 else 1,)
-    if offsets is not None:
+    if offsets is not None and len(y.shape) == 3:
         sides = y.shape[0], *sides
     if not stay_mixed(x, y, common, result, options.precision):
         x, y = _converted(x, common), _converted(y, common)
@@ -301,12 +301,14 @@ def grouped_product(
 ) -> Any:
     """Return the products of the groups; the views are those of a, b and the offsets, `shape` is the result's.
 
-    `multiply_groups` writes a product for each group, where no kernel reads the offsets.
+    Where b is one matrix, groups follow each other along k. `multiply_groups` writes a product for each group, where no
+    kernel reads the offsets.
     """
+    deep = len(y.shape) == 2
     x, y, where = map(located, (x, y, where))
     target = None if out is None else located(view(out))
     arrays.together(a=x, b=y, out=target)
-    _check_offsets(x, where)
+    check_offsets(x, where)
     common, result = types(x, y, terms.dtype, target)
     if target is not None:
         writable(target, shape, result)
@@ -315,12 +317,12 @@ def grouped_product(
             raise DTypeError(f"out is {have} and the result {want}; pass an out of {want}, or dtype={have!r}")
     check_values(terms)
     terms = terms._replace(batch_invariant=bool(terms.batch_invariant))
-    factors = group_scales(terms, x, y, common, result)
+    factors = (scales if deep else group_scales)(terms, x, y, common, result)
     inputs = _inputs(x, y, common, result, terms, factors, offsets=where)
     check_capability(common, result, bool(factors.kind), x.device)
     written = target or new(x, shape, result)
-    if 0 not in (*shape, y.shape[0]):  # without groups, a kernel has neither a matrix nor an offset to read
-        ends = _launch_groups(inputs, written, terms)
+    if 0 not in shape and (deep or y.shape[0]):  # without groups, a kernel has neither a matrix nor an offset to read
+        ends = _launch_groups(inputs, written, terms) if y.shape[0] else [0] * shape[0]
         if ends is not None:
             _one_by_one(x, y, ends, inputs, written, terms, multiply_groups)
     if out is None:
@@ -329,7 +331,7 @@ def grouped_product(
     return out
 
 
-def _check_offsets(x: View, where: View) -> None:
+def check_offsets(x: View, where: View) -> None:
     """Raise unless the offsets are on the host, or as a kernel reads them on the device of a."""
     if where.device == "cpu":
         return
@@ -345,7 +347,8 @@ def _check_offsets(x: View, where: View) -> None:
 
 def _launch_groups(inputs: Inputs, target: View, terms: Options) -> list[int] | None:
     """Write the products to `target` by one launch; return the ends of the groups where no kernel does so."""
-    x, where, rows = inputs.x, inputs.offsets, target.shape[0]
+    x, where, deep = inputs.x, inputs.offsets, len(inputs.y.shape) == 2
+    rows, what = (x.shape[1], "columns") if deep else (x.shape[0], "rows")
     assert where is not None
     served = prepare_groups(inputs.call(target, inputs.scales.factor != 1, terms))
     captured = bool(x.stream) and driver.captures(x.stream)
@@ -353,7 +356,7 @@ def _launch_groups(inputs: Inputs, target: View, terms: Options) -> list[int] | 
         if not arrays.allocates(x.array):
             raise LayoutError(f"a {type(x.array).__name__} cannot be cut into groups: pass arrays of PyTorch or CuPy")
         if where.device == "cpu":
-            return host_ends(where.array, rows)
+            return host_ends(where.array, rows, what)
         if captured:
             raise DeviceError(
                 "a CUDA graph captures this stream, and no kernel of this product reads offsets on the device; pass "
@@ -361,7 +364,7 @@ def _launch_groups(inputs: Inputs, target: View, terms: Options) -> list[int] | 
             )
         return clamped(where.array.tolist(), rows)  # the host waits for the stream
     if where.device == "cpu":
-        ends = np.array(host_ends(where.array, rows), np.int32)
+        ends = np.array(host_ends(where.array, rows, what), np.int32)
         where = scratch(x, ends.nbytes)
         inputs = inputs._replace(offsets=where)
         ordered.bring(ends.ctypes.data, where.pointer, ends.nbytes, x.stream, x.ordinal)
@@ -379,7 +382,8 @@ def _one_by_one(
         return
     apart = new(x, target.shape, target.dtype)
     multiply(x.array, y.array, ends, apart.array, terms)
-    source, rows = (view(z.array[: ends[-1]]) for z in (apart, target))
+    last = target.shape[0] if len(y.shape) == 2 else ends[-1]
+    source, rows = (view(z.array[:last]) for z in (apart, target))
     copy(source, rows)
 
 

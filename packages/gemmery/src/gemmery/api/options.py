@@ -308,13 +308,13 @@ def check_activation(activation: Any, result: str) -> None:
         )
 
 
-def host_ends(offsets: Any, rows: int) -> list[int]:
+def host_ends(offsets: Any, rows: int, what: str = "rows") -> list[int]:
     """Return offsets in the memory of the host as a list. Raises ArgumentError for an order that no groups have."""
     ends: list[int] = np.asarray(offsets).tolist()
     for group, (start, end) in enumerate(pairwise((0, *ends))):
         if not start <= end <= rows:
             raise ArgumentError(
-                f"offsets[{group}] is {end}, and must be from {start}, its first row, to {rows}, the rows of a; "
+                f"offsets[{group}] is {end}, and must be from {start}, its first one, to {rows}, the {what} of a; "
                 "offsets are the ends of groups, np.cumsum(sizes), and not their sizes"
             )
     return ends

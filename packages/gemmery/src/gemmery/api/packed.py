@@ -10,9 +10,9 @@ from gemmery.api.codes import FORMATS
 from gemmery.api.device_call import table
 from gemmery.arrays import View
 from gemmery.cuda.device import WARP
-from gemmery.cuda.geometry import Geometry, instance
+from gemmery.cuda.geometry import Geometry, Scaling, instance
 from gemmery.cuda.launch import CudaLaunch, Ready
-from gemmery.cuda.weights import Format, problem_of
+from gemmery.cuda.weights import CODES, Format, problem_of
 from gemmery.dispatch.cuda import quantized
 from gemmery.errors import CompileError, RefusedError
 from gemmery.problem import Config, Problem
@@ -59,30 +59,36 @@ def prepare_packed(x: View, packed: View, scales: View, c: View, bits: int, epil
     return kernel.ready(a, b, View(0, (1, m, n), (0, *c.strides), c.dtype), bias)
 
 
-def prepare_arranged(x: View, form: Format, c: View, epilogue: str = "", invariant: bool = False) -> Ready | str:
+def prepare_arranged(
+    x: View, form: Format, c: View, epilogue: str = "", invariant: bool = False, groups: int = 0, scaled: bool = False
+) -> Ready | str:
     """Return the launch of C = activation(x W' + bias), or why there is none.
 
     x is (m, k) and C (m, n), of elements that are adjacent in rows; the pointers of the views are their lowest four
     bits. The launch takes the addresses of x, the arranged weight and C, that of a bias of n adjacent float32, that of
-    scratch memory, and as the third of `extra` that of counters: see `gemmery.cuda.ordered`.
+    scratch memory, and as the third of `extra` that of counters: see `gemmery.cuda.ordered`. With `groups` each has an
+    arranged weight, one after the other, and a bias; the first of `extra` is the address of where their rows end.
+    Of codes of 8 bits, which are `scaled` if a row has a factor, it is the address of these, float32.
     """
     reason = form.refusal()
-    if reason or x.dtype != form.dtype or c.dtype != form.dtype:
+    codes = form.dtype in CODES
+    if reason or x.dtype != form.dtype or (c.dtype != form.dtype and not codes):
         return reason or f"x of {x.dtype}, C of {c.dtype}: this weight is multiplied as {form.dtype}"
     if 0 in x.shape or x.strides[1] != dtypes.get(x.dtype).size:
         return "a kernel reads rows of x whose elements are adjacent, at least one"
-    problem = problem_of(x, form, c, epilogue, invariant)
+    problem = problem_of(x, form, c, epilogue, invariant, groups)._replace(scales="outer" if scaled else "")
     try:
         candidate = quantized(problem)
         kernel = candidate.rung.build(problem, candidate.config)
     except (RefusedError, CompileError) as refused:  # a compiler of another version may spill
         return str(refused)
     assert isinstance(kernel, CudaLaunch)
-    bias = View(0, (form.n,), (4,), "f32") if "bias" in epilogue else None
+    bias = View(0, (groups or 1, form.n), (4 * form.n, 4), "f32") if "bias" in epilogue else None
     size = dtypes.get(form.dtype).size
     a = View(0, (1, *x.shape), (0, *x.strides), x.dtype)
     b = View(0, (1, form.k, form.n), (0, size, size * form.k), x.dtype)
-    return kernel.ready(a, b, View(0, (1, *c.shape), (0, *c.strides), c.dtype), bias)
+    scaling = Scaling("outer", a_row=1) if scaled else None
+    return kernel.ready(a, b, View(0, (1, *c.shape), (0, *c.strides), c.dtype), bias, scaling)
 
 
 @table.once

@@ -13,9 +13,11 @@ from gemmery.api.compute import writable
 from gemmery.api.device_call import keep
 from gemmery.api.options import (
     check_activation,
+    check_bias,
     dtype_name,
     epilogue,
     epilogue_name,
+    host_ends,
     only_on_devices,
     thread_count,
     viewed,
@@ -24,7 +26,7 @@ from gemmery.api.packed import prepare_packed, prepare_unpacking
 from gemmery.api.packing import pack
 from gemmery.api.promote import widened
 from gemmery.api.quantized import QuantizedMatrix
-from gemmery.arrange import result_shape
+from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, view
 from gemmery.cpu import packed_levels
 from gemmery.cpu import threads as cpu_threads
@@ -44,6 +46,9 @@ def product(x: Any, matrix: QuantizedMatrix, out: Any, options: Options, multipl
         raise ArgumentError("scale_b: a quantised matrix has its own factors; leave it out")
     kind = str(getattr(x, "dtype", "")).removeprefix("torch.")
     if kind in ("int8", "float8_e4m3fn"):
+        done = _by_levels(x, matrix, options) if out is None else None
+        if done is not None:
+            return done
         x, w, options = _of_codes(x, kind == "int8", matrix, options)
         if w is not None:
             return multiply(x, w.swapaxes(-1, -2), out, **options.passed())
@@ -61,6 +66,32 @@ def product(x: Any, matrix: QuantizedMatrix, out: Any, options: Options, multipl
     if done is None:
         done = multiply(x, device_weight(matrix, v.dtype, v).swapaxes(-1, -2), out, **options.passed())
     return done
+
+
+def _by_levels(x: Any, matrix: QuantizedMatrix, options: Options) -> Any:
+    """Return the product of codes of 8 bits by levels of 4 as the same type; None where no kernel has it."""
+    library, factors, bias = library_of(x), options.scale_a, options.bias
+    result = "f32" if options.dtype is None else dtype_name(options.dtype)
+    if library.__name__ != "torch" or not x.is_cuda or x.dim() != 2 or result not in ("bf16", "f16", "f32"):
+        return None
+    if options.precision is not None or options.threads is not None or not isinstance(bias, type(x) | None):
+        return None
+    if isinstance(factors, int | float):
+        factors = library.full((x.shape[0],), float(factors), device=x.device)
+    v = view(x)
+    if factors is not None:
+        if not isinstance(factors, type(x)) or factors.shape not in ((x.shape[0],), (x.shape[0], 1)):
+            return None
+        if view(factors).device != v.device or factors.dtype is not library.float32:
+            return None
+    if bias is not None and (view(bias).device != v.device or tuple(bias.shape) != matrix.shape[1:]):
+        return None
+    arrays.together(a=v, b=view(matrix.packed))
+    result_shape(v.shape, matrix.shape)
+    if options.activation is not None:
+        check_activation(options.activation, result)
+    layer = import_module(f"gemmery.{library.__name__}.arranged").codes_layer
+    return layer(x, matrix, factors, bias, options.activation, result)
 
 
 def _of_codes(x: Any, whole: bool, matrix: QuantizedMatrix, options: Options) -> tuple[Any, Any, Options]:
@@ -144,6 +175,40 @@ def _arranged(x: Any, matrix: QuantizedMatrix, options: Options) -> Any:
     # By a name that is put together: the parts for libraries are above this one.
     layer = import_module(f"gemmery.{library}.arranged").matrix_layer
     return layer(x, matrix, options.bias, options.activation, bool(options.batch_invariant))
+
+
+def experts(
+    x: Any, matrix: QuantizedMatrix, v: View, where: View, shape: Ints, offsets: Any, out: Any, options: Options
+) -> Any:
+    """Return the groups' rows of x times the matrices of a stack by the launch that reads codes; None without one.
+
+    None for arrays of other libraries than PyTorch, results of another type than x, and offsets of the host in a graph.
+    """
+    library, bias = library_of(x), options.bias
+    plain = options.scale_a is options.scale_b is options.dtype is None
+    if library.__name__ != "torch" or not plain or 0 in shape or not isinstance(bias, type(x) | None):
+        return None
+    if out is not None:
+        target, steps = viewed("out", out), arrays.contiguous(shape, dtypes.get(v.dtype).size)
+        if (target.dtype, target.shape, target.strides, target.device) != (v.dtype, shape, steps, v.device):
+            return None
+        read = (v, view(matrix.packed), *((view(bias),) if bias is not None else ()))
+        if any(arrays.overlap(each, target) for each in read):
+            return None
+        writable(target, shape, v.dtype)
+    if bias is not None:
+        if view(bias).device != v.device:
+            return None
+        check_bias(view(bias), (matrix.shape[0], shape[1]), v.dtype)
+        bias = library.broadcast_to(bias, (matrix.shape[0], shape[1]))
+    if options.activation is not None:
+        check_activation(options.activation, v.dtype)
+    if where.device == "cpu":
+        if library.cuda.is_current_stream_capturing():
+            return None
+        offsets = library.tensor(host_ends(offsets, v.shape[0]), dtype=library.int32).to(x.device)
+    multiply = import_module(f"gemmery.{library.__name__}.arranged").experts
+    return multiply(x, matrix, offsets, bias, options.activation, bool(options.batch_invariant), out)
 
 
 def _by_kernel(x: Any, v: View, matrix: QuantizedMatrix, options: Options) -> Any:

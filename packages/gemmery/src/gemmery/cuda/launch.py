@@ -366,7 +366,7 @@ def product_argument(
         problem.m,
         problem.n,
         problem.k,
-        problem.groups or problem.batch,
+        problem.groups or problem.k_groups or problem.batch,
         *packed_scalars(alpha, beta, problem.out),
     )
 

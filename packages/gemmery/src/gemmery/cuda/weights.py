@@ -19,6 +19,7 @@ from gemmery.tuples import NamedTuple
 KINDS = {"int4": 4, "int4_zeros": 4, "int8": 8, "e4m3": 8, "e2m1": 4}  # bits of an element
 ROWS, STEP = 256, 128  # rows of chunks that lie together, columns of a chunk
 _PARTS = 64  # rows of a chunk
+CODES = ("e4m3", "int8")  # types of x by which levels are multiplied as that type
 _GROUPS = {4: (16, 32, 64, 128), 8: (0, 16, 32, 64, 128)}  # columns of a factor; 128 stands for multiples of it
 # What factors in bfloat16 are multiplied by, as powers of two: integers in its low bits are 2^-133 of themselves, and
 # float4 in its place 2^-126. Kernels take 2^-13 off sums.
@@ -30,7 +31,8 @@ class Format(NamedTuple):
 
     `kind` is "int4" (0 to 15, 8 more than the level), "int4_zeros" (0 to 15, and a zero point for each factor), "int8",
     "e4m3" or "e2m1" (the bits of these). `group` is 0 where a row has one factor, which multiplies its finished sum.
-    `dtype` is the type of x and of the factors of groups, "bf16" or "f16".
+    `dtype` is the type of x and of the factors of groups, "bf16" or "f16"; or "e4m3" or "int8", whose factors are
+    float32.
     """
 
     n: int
@@ -47,6 +49,8 @@ class Format(NamedTuple):
     @property
     def chunk(self) -> int:
         """Bytes of 64 rows by 128 columns, with their factors and zero points."""
+        if self.dtype in CODES:
+            return _PARTS * (STEP // 2 + 4)
         factors = STEP // self.columns if self.columns else 0
         return _PARTS * STEP * KINDS[self.kind] // 8 + factors * _PARTS * (3 if self.kind == "int4_zeros" else 2)
 
@@ -69,7 +73,11 @@ class Format(NamedTuple):
         """Return why there is no such weight for a kernel, in words; "" if there is."""
         if self.kind not in KINDS:
             return f"elements of kind {self.kind!r}: kernels multiply {', '.join(KINDS)}"
-        if self.dtype not in ("bf16", "f16"):
+        if self.dtype in CODES and (self.kind != "int4" or self.columns != STEP):
+            return (
+                f"{self.kind} in groups of {self.group} by codes of {self.dtype}: they multiply int4 in groups of 128"
+            )
+        if self.dtype not in ("bf16", "f16", *CODES):
             return f"x of {self.dtype}: weights of {KINDS[self.kind]} bits are multiplied as bf16 and f16"
         if self.columns not in _GROUPS[KINDS[self.kind]]:
             return f"groups of {self.group}: a factor is for 16, 32, 64 or multiples of 128 columns, or a row of 8 bits"
@@ -147,6 +155,52 @@ def _weights(form: Format, codes: Any) -> Any:
     else:
         packed = _halves(_floats4(form.dtype, v[..., 0, 0], v[..., 0, 1], v[..., 1, 0], v[..., 1, 1]))
     return packed.reshape(rows // 64, columns // STEP, -1)
+
+
+def arrange_levels(form: Format, codes: Any, scales: Any) -> Any:
+    """Return a weight for an x of codes of 8 bits in the form of wgmma_codes.cu, flat bytes.
+
+    >>> import numpy as np
+    >>> form = Format(300, 256, "int4", 128, "e4m3")
+    >>> arrange_levels(form, np.zeros((300, 256), np.uint8), np.ones((300, 2), np.float32)).shape == (form.bytes,)
+    True
+
+    `codes` are (n, k) uint8 from 0 to 15, 8 more than their level; `scales` are (n, k / group) float32. A byte has the
+    levels of a row and the next one, of adjacent bytes of k. A level is two's complement for int8, and 1/16 of what the
+    kernel multiplies; for e4m3 a sign and the magnitude, one less of a negative level, and 512 times that. Factors make
+    up for it.
+
+    Raises ArgumentError for a format that no kernel has.
+    """
+    reason = form.refusal() or ("" if form.dtype in CODES else f"x of {form.dtype}: see `arrange`")
+    if reason:
+        raise ArgumentError(reason)
+    (bands, steps), chunk, size = form.places, form.chunk, _PARTS * STEP // 2
+    whole = _zeros(codes, (form.bytes,))
+    chunks = whole[: bands * steps * 4 * chunk].reshape(bands, steps, 4, chunk)
+    negative = codes < 8
+    levels = codes ^ 8 if form.dtype == "int8" else _where(negative, 15 - codes, codes - 8)
+    levels = _padded(levels, (bands * ROWS, steps * STEP))
+    # Rows: warps, 8 of a fragment, the row or the next one. Columns: units, products, halves of 16, 4 threads, 4 bytes.
+    apart = levels.reshape(bands * 4, 4, 8, 2, steps, 2, 2, 2, 4, 4)
+    v = _permuted(apart, (0, 4, 5, 1, 2, 8, 6, 7, 9, 3))
+    packed = v[..., 0] | v[..., 1] << 4
+    chunks[..., :size] = _bands(packed.reshape(bands * 4, steps, -1), bands)
+    factors = _padded(_repeated(scales, form), (bands * ROWS, steps)) * (1 / 16 if form.dtype == "int8" else 512)
+    each = _permuted(factors.reshape(bands * 4, _PARTS, steps), (0, 2, 1))
+    each = _contiguous(each).view(codes.dtype)
+    chunks[..., size:] = _bands(each.reshape(bands * 4, steps, -1), bands)
+    return whole
+
+
+def _where(condition: Any, x: Any, y: Any) -> Any:
+    """Return elements of x where a condition holds, else of y."""
+    return x.where(condition, y) if hasattr(x, "permute") else (x * condition + y * ~condition).astype(x.dtype)
+
+
+def _contiguous(array: Any) -> Any:
+    """Return a contiguous array of the same elements."""
+    return array.contiguous() if hasattr(array, "permute") else array.copy(order="C")
 
 
 def _halves(parts: tuple[Any, Any]) -> Any:
@@ -244,8 +298,11 @@ def _cast(array: Any, dtype: Any) -> Any:
     return array.to(dtype) if hasattr(array, "permute") else array.astype(dtype)
 
 
-def problem_of(x: View, form: Format, c: View, epilogue: str = "", invariant: bool = False) -> Problem:
-    """Return the product of x, (m, k) by rows, and an arranged weight; `invariant`: with the same bits for any m."""
+def problem_of(x: View, form: Format, c: View, epilogue: str = "", invariant: bool = False, groups: int = 0) -> Problem:
+    """Return the product of x, (m, k) by rows, and an arranged weight, or one for each of `groups` of rows.
+
+    `invariant`: with the same bits for any m.
+    """
     size = dtypes.get(c.dtype).size
     low = x.pointer | (x.strides[0] if x.shape[0] > 1 else 0), 0, c.pointer | (c.strides[0] if c.shape[0] > 1 else 0)
     return Problem(
@@ -257,4 +314,5 @@ def problem_of(x: View, form: Format, c: View, epilogue: str = "", invariant: bo
         bits=KINDS[form.kind],
         group=form.columns,
         levels=form.kind,
+        groups=groups,
     )

@@ -21,10 +21,14 @@ _RUNGS = {rung.name: rung for rung in (*CUDA, *BY_WEIGHTS)}
 _GENERAL = {dtype: rung for rung in GENERAL for dtype in rung.dtypes}
 
 _TENSOR_COPIES = "wgmma_epilogue"  # the rung of products on sm_90, of which few instances serve every shape
+EIGHT_BITS = ("e4m3", "int8")  # of tokens
 TENSOR_COPIED = ("f16", "bf16")  # its types that have general kernels too
 
 # The rungs that may apply the factors of operands, by their kind; they refuse those that they do not.
-_FACTORS = {"outer": ("wgmma_epilogue", "wgmma_grouped"), "blocks": ("wgmma_blockscaled",)}
+_FACTORS = {
+    "outer": ("wgmma_epilogue", "wgmma_grouped", "wgmma_codes"),
+    "blocks": ("wgmma_blockscaled", "wgmma_grouped_k"),
+}
 _TENSOR_TYPES = ("f16", "bf16", "tf32", *dtypes.FLOAT8, "int8")  # what wgmma multiplies
 _TENSOR_RESULTS = ("f16", "bf16", "f32", "int32")
 
@@ -89,11 +93,14 @@ def copies_tensors(device: str) -> bool:
 
 def grouped(problem: Problem) -> Candidate:
     """Return the rung that multiplies groups of rows in one launch. Raises RefusedError with the reason if none can."""
-    return _only("wgmma_grouped", problem, "groups of rows: one launch reads where they end")
+    name = "wgmma_grouped_k" if problem.k_groups else "wgmma_grouped"
+    return _only(name, problem, "groups: one launch reads where they end")
 
 
 def quantized(problem: Problem) -> Candidate:
     """Return the rung that multiplies packed weights. Raises RefusedError with the reason if none can."""
+    if problem.levels and problem.dtype in EIGHT_BITS:
+        return _only("wgmma_codes", problem, "codes of 8 bits by weights of 4: wgmma multiplies both as the type of x")
     if problem.levels:
         return _only("wgmma_quantized", problem, "weights of few bits: wgmma takes them from registers")
     return _only("gemv_quantized", problem, "few rows and packed weights: mma takes them as they are unpacked")

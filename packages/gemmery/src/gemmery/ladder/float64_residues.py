@@ -45,8 +45,8 @@ def norms(k: int, count: int = _COUNTS[0]) -> float:
 
 def _refuses(problem: Problem) -> str:
     """Refuse what it cannot sum exactly, and types of results that it does not write."""
-    if problem.groups:
-        return in_groups(problem)
+    if reason := in_groups(problem):
+        return reason
     if problem.out != "f64":
         return f"it writes f64, not {problem.out}"
     if problem.k > MOST:

@@ -38,7 +38,9 @@ def off_tensor_cores(problem: Problem) -> str:
 
 
 def in_groups(problem: Problem) -> str:
-    """Refuse groups of rows."""
+    """Refuse groups of rows, and of k."""
+    if problem.k_groups:
+        return f"k_groups={problem.k_groups}: wgmma_grouped_k multiplies groups along k"
     return f"groups={problem.groups}: wgmma_grouped multiplies groups of rows" if problem.groups else ""
 
 

@@ -233,8 +233,8 @@ def check(reason: str) -> None:
 
 def refuses_library(problem: Problem) -> str:
     """Refuse groups, factors of blocks, float32 that must not be rounded, and types of results that it has not."""
-    if problem.groups:
-        return in_groups(problem)
+    if reason := in_groups(problem):
+        return reason
     if problem.scales == "blocks":
         return "scales='blocks': wgmma_blockscaled applies factors of blocks"
     if problem.dtype == "f32" and problem.precision != "tf32":

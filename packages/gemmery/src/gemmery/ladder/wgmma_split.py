@@ -9,6 +9,7 @@ from gemmery.cuda import choose
 from gemmery.cuda.choose import complete, legal
 from gemmery.cuda.choose.cost import GROUP_BLOCK, GROUP_ROWS, at_a_time, grouped_cycles, quickest
 from gemmery.cuda.choose.data import GROUPS, HALVES, SCALED, Instance
+from gemmery.cuda.constants import BIAS_BYTES
 from gemmery.cuda.geometry import Geometry, MapBox, target, tiles
 from gemmery.errors import RefusedError
 from gemmery.ladder import wgmma
@@ -19,6 +20,7 @@ _EXPECT = {"local_requests": 0, "bank_conflicts": 0}
 _BLOCK = 128  # of k, and of columns of B, that have a factor of their own
 _PLACES = 16 * 24  # bytes of places of tiles, and their barriers
 _WIDTHS = {tile.bn: tile for tile in GROUPS}
+MOST_ENDS = BIAS_BYTES // 8  # of groups along k, whose ends and order lie in the place of a bias
 
 
 def turns(count: int, blocks: int, splits: int) -> tuple[int, int]:
@@ -133,6 +135,37 @@ def _grouped(name: str, problem: Problem, config: Config) -> Geometry:
     return wgmma.staged(name, problem, tile, warpgroups, blocks, operands=(a, b), room=_PLACES)
 
 
+def _refuses_depths(problem: Problem) -> str:
+    """Refuse what has no place beside groups along k, and more of these than shared memory has ends of."""
+    if problem.k_groups > MOST_ENDS:
+        return f"k_groups={problem.k_groups}: a block keeps the ends of {MOST_ENDS}; take parts of them"
+    if "bias" in problem.epilogue or problem.scales == "outer":
+        return "each product has its own sums over k, and no bias or factors of rows and columns: apply them afterwards"
+    return wgmma.refuses_library(problem._replace(k_groups=0, scales=""))
+
+
+def _depths(name: str, problem: Problem, config: Config) -> Geometry:
+    """Blocks that take the tiles of all matrices of C in turn, at most one a multiprocessor."""
+    bn, scaled = config["bn"], problem.scales == "blocks"
+    if bn not in _WIDTHS or (scaled and bn > _BLOCK):
+        raise RefusedError(f"bn={bn}: a tile has {', '.join(map(str, _WIDTHS))} columns, with factors at most {_BLOCK}")
+    tile, most = _WIDTHS[bn]._replace(stages=config["stages"]), _WIDTHS[bn].stages
+    if not 2 <= tile.stages <= most:
+        raise RefusedError(f"stages={tile.stages}: a ring of tiles of {bn} columns has 2 to {most} stages")
+    warpgroups = legal.consumers(problem, tile, most=2)
+    blocks = max(1, min(tiles(problem, tile.bm, bn)[0] * (problem.k_groups or 1), config["blocks"]))
+    return wgmma.staged(name, problem, tile, warpgroups, blocks, scaled, band=config["band"])
+
+
+def _resolve_depths(problem: Problem, config: Config) -> Config:
+    """Return the config with every 0 replaced: a tile of 128 columns where there are few, or with factors."""
+    device, batch = target(problem), problem.k_groups or problem.batch
+    narrow = problem.scales == "blocks" or tiles(problem, 128, 256)[0] * max(1, problem.k_groups) < device.sms
+    tile = _WIDTHS[config["bn"] if config["bn"] in _WIDTHS else 128 if narrow else 256]
+    band, _ = choose.order(tile, problem.m, problem.n, batch, device)
+    return complete(config, {"bn": tile.bn, "stages": tile.stages, "band": band, "blocks": device.sms})
+
+
 def most_tiles(problem: Problem, bn: int) -> int:
     """Return the number of tiles at most: the rows of each group may end within one."""
     columns = -(-problem.n // bn)
@@ -224,6 +257,26 @@ GROUPED = (
             "written nowhere: a thread walks along the ends of the groups and counts tiles until it comes to its own, "
             "a cached load and ten instructions for each group, once for the whole launch. With few rows per group the "
             "weights are what is moved, so of A only blocks of 64 rows that the group has are brought and multiplied."
+        ),
+    ),
+    gpu_rung(
+        "wgmma_grouped_k",
+        idea="groups along k, a matrix of C for each, as the gradients of experts' weights are",
+        parent="wgmma_grouped",
+        dtypes=wgmma.DTYPES,
+        refuses=_refuses_depths,
+        bound=wgmma.aligned_sums,
+        bounds=wgmma.BOUNDS,
+        geometry=packing(_depths),
+        resolve=_resolve_depths,
+        space={"bn": (0, *_WIDTHS), "stages": (0, 2, 3, 4), "band": (0, 1, 8), "blocks": (0, 1, 128)},
+        expect={"local_requests": 0, "bank_conflicts": 0},
+        lesson=(
+            "The gradient of an expert's weights sums over its tokens, so groups follow each other along k, and each "
+            "has a result of its own. No group's length is a multiple of a step, and a tensor copy knows no end but "
+            "that of the matrix: the last step of a group brings rows of the next one. Two warpgroups clear them in "
+            "shared memory, once a tile, in both operands, since 0 times NaN is NaN. All tiles of a group take the "
+            "same time, so those of the longest groups come first, and short ones fill the last round."
         ),
     ),
 )

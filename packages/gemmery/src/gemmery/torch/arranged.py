@@ -22,7 +22,7 @@ from gemmery.cuda import ordered, weights
 from gemmery.cuda.choose.variants import expands
 from gemmery.cuda.driver import find
 from gemmery.cuda.launch import Ready
-from gemmery.cuda.weights import Format, arrange
+from gemmery.cuda.weights import Format, arrange, arrange_levels
 from gemmery.errors import ArgumentError
 
 T = TypeVar("T")
@@ -54,20 +54,104 @@ def matrix_layer(x: Any, matrix: Any, bias: Any, activation: str | None, invaria
     `matrix` has `format`, `packed`, `scales`, `zeros` and `scale` as a `gemmery.QuantizedMatrix` has them, and a dict
     `_copies`, where the arranged copy stays.
     """
-    key, state = ("arranged", x.dtype), (matrix.packed.data_ptr(), matrix.packed.get_device())
-    if key not in matrix._copies:
-        if x.dtype not in TYPES or torch.cuda.is_current_stream_capturing():
-            return None
-        on_hopper = find(f"cuda:{x.get_device()}").capability == 90
-        entry = _outside(lambda: _arranged(matrix, x.dtype)) if on_hopper else None
-        matrix._copies[key] = state, entry
-    was, entry = matrix._copies[key]
-    if entry is None or was != state or x.is_neg() or x.get_device() != state[1]:
+    entry = _entry(x, matrix, _arranged)
+    if entry is None:
         return None
     if not invariant and expands(x.numel() // entry[0].k, entry[0], find(f"cuda:{x.get_device()}")):
         return None
     known = _known(x, entry[1], entry[0], bias, activation, invariant)
     return None if isinstance(known, str) else _run(x, entry[1], bias, known)
+
+
+def experts(
+    x: Any, matrix: Any, ends: Any, bias: Any, activation: str | None, invariant: bool = False, out: Any = None
+) -> Any:
+    """Return the rows of groups of x, each times its matrix of a stack, in one launch; None where no kernel has it.
+
+    `ends` are int32 on the device of x; `bias` is (groups, n). The result is `out`, if that is not None.
+    """
+    entry = None if x.is_neg() or not len(matrix) else _entry(x, matrix, _arranged_experts)
+    if entry is None:
+        return None
+    known = _known(x, entry[1], entry[0], bias, activation, invariant)
+    return None if isinstance(known, str) else _run(x, entry[1], bias, known, ends, out)
+
+
+def codes_layer(x: Any, matrix: Any, factors: Any, bias: Any, activation: str | None, out: str) -> Any:
+    """Return activation((factors x) W' + bias) of type `out` for rows of codes of 8 bits; None where no kernel has it.
+
+    `factors` are one float32 for each row of x, or None.
+    """
+    kind = _CODES.get(x.dtype)
+    if kind is None or matrix.format != "int4" or matrix.zeros is not None or x.dim() != 2 or not x.numel():
+        return None
+    entry = _entry(x, matrix, _arranged_levels)
+    if entry is None:
+        return None
+    form, arranged = entry
+    key = "codes", x.shape, x.dtype, x.get_device(), form, activation, bias is None, factors is None, out
+    known = table.calls.get(key)
+    if known is None:
+        where, (m, k), n = f"cuda:{x.get_device()}", x.shape, form.n
+        size = 4 if out == "f32" else 2
+        of_x, of_c = View(0, (m, k), (k, 1), kind, where), View(0, (m, n), (size * n, size), out, where)
+        name = epilogue_name(bias, activation)
+        known = keep(table.calls, key, prepare_arranged(of_x, form, of_c, name, scaled=factors is not None))
+    if isinstance(known, str):
+        return None
+    x = x.contiguous()
+    if x.data_ptr() % 16:
+        x = x.clone()
+    bias = None if bias is None else bias.float().contiguous()
+    factors = None if factors is None else factors.contiguous()
+    result = torch.empty((x.shape[0], form.n), dtype=_RESULTS[out], device=x.device)
+    start, of_rows = (0 if z is None else z.data_ptr() for z in (bias, factors))
+    extra = (of_rows, 0, 0) if of_rows else ()
+    run: Ready = known
+    stream = _stream_of(x.get_device())
+    run(x.data_ptr(), arranged.data_ptr(), result.data_ptr(), stream, start, 0, None, extra)
+    return result
+
+
+_CODES = {torch.int8: "int8", torch.float8_e4m3fn: "e4m3"}
+_RESULTS = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+
+
+def _arranged_levels(matrix: Any, dtype: torch.dtype) -> tuple[Format, Any] | None:
+    """Return the format and the arranged bytes of a matrix of int4 for codes of a type."""
+    packed, scales = matrix.packed, matrix.scales
+    if packed.ndim != 2 or not packed.numel():
+        return None
+    n, k = packed.shape[0], 2 * packed.shape[1]
+    form = Format(n, k, "int4", k // scales.shape[1], _CODES[dtype])
+    if form.refusal():
+        return None
+    codes = torch.stack((packed & 15, packed >> 4), -1).flatten(1)
+    return form, arrange_levels(form, codes, scales.float())
+
+
+def _entry(x: Any, matrix: Any, make: Callable[..., tuple[Format, Any] | None]) -> tuple[Format, Any] | None:
+    """Return the format and the arranged bytes of a matrix for such an x, made once; None if there are none."""
+    key, state = ("arranged", x.dtype), (matrix.packed.data_ptr(), matrix.packed.get_device())
+    if key not in matrix._copies:
+        if x.dtype not in (*TYPES, *_CODES) or torch.cuda.is_current_stream_capturing():
+            return None
+        on_hopper = find(f"cuda:{x.get_device()}").capability == 90
+        matrix._copies[key] = state, _outside(lambda: make(matrix, x.dtype)) if on_hopper else None
+    was, entry = matrix._copies[key]
+    return entry if was == state and not x.is_neg() and x.get_device() == state[1] else None
+
+
+def _arranged_experts(matrix: Any, dtype: torch.dtype) -> tuple[Format, Any] | None:
+    """Return the format of matrices, and the arranged bytes of each, (groups, bytes)."""
+    forms, each = [], []
+    for i in range(len(matrix)):
+        entry = _arranged(matrix[i], dtype)
+        if entry is None:
+            return None
+        forms.append(entry[0])
+        each.append(entry[1])
+    return (forms[0], torch.stack(each)) if len(set(forms)) == 1 else None
 
 
 _KINDS = {"int8": "int8", "int4": "int4", "float8_e4m3": "e4m3", "mxfp4": "e2m1", "nvfp4": "e2m1"}
@@ -174,11 +258,24 @@ def _known(
 ) -> KnownLaunch:
     """Return the launch for tensors like these, which is made once."""
     of_bias = None if bias is None else (bias.shape, bias.get_device())
-    key = "arranged", x.shape, x.dtype, x.get_device(), arranged.get_device(), form, activation, of_bias, invariant
+    key = (
+        "arranged",
+        x.shape,
+        x.dtype,
+        x.get_device(),
+        arranged.get_device(),
+        arranged.shape,
+        form,
+        activation,
+        of_bias,
+        invariant,
+    )
     return table.calls.get(key) or keep(table.calls, key, _prepare(x, arranged, form, bias, activation, invariant))
 
 
-def _run(x: Any, arranged: Any, bias: Any, known: tuple[Ready | None, tuple[int, ...]]) -> Any:
+def _run(
+    x: Any, arranged: Any, bias: Any, known: tuple[Ready | None, tuple[int, ...]], ends: Any = None, out: Any = None
+) -> Any:
     """Put a launch on the current stream, and return its result."""
     (run, shape), x, start = known, x.contiguous(), 0
     p, q, device = x.data_ptr(), arranged.data_ptr(), x.get_device()
@@ -188,15 +285,15 @@ def _run(x: Any, arranged: Any, bias: Any, known: tuple[Ready | None, tuple[int,
     if bias is not None:
         bias = bias.float().contiguous()
         start = bias.data_ptr()
-    result = x.new_empty(shape)
+    result = x.new_empty(shape) if out is None else out
     if run is None:
         return result
+    stream, where = _stream_of(device), 0 if ends is None else ends.data_ptr()
     if not run.workspace:
-        run(p, q, result.data_ptr(), _stream_of(device), start)
+        run(p, q, result.data_ptr(), stream, start, 0, None, (where, 0, 0) if where else ())
         return result
-    stream = _stream_of(device)
     scratch = torch.empty(run.workspace, dtype=torch.uint8, device=x.device)
-    extra = 0, 0, ordered.counters(run.counters, stream, device)
+    extra = where, 0, ordered.counters(run.counters, stream, device)
     run(p, q, result.data_ptr(), stream, start, scratch.data_ptr(), None, extra)
     return result
 
@@ -204,9 +301,11 @@ def _run(x: Any, arranged: Any, bias: Any, known: tuple[Ready | None, tuple[int,
 def _prepare(x: Any, arranged: Any, form: Format, bias: Any, activation: str | None, invariant: bool) -> KnownLaunch:
     """Return the launch for tensors like these, the shape of its result and its rows, or why there is none."""
     device, where = x.get_device(), f"cuda:{x.get_device()}"
-    if x.shape[-1:] != (form.k,) or (bias is not None and bias.shape != (form.n,)):
+    groups = arranged.shape[0] if arranged.ndim == 2 else 0
+    sides = (groups, form.n) if groups else (form.n,)
+    if x.shape[-1:] != (form.k,) or (bias is not None and bias.shape != sides):
         return f"x has shape {tuple(x.shape)}: a weight {form.n} x {form.k} takes rows of {form.k}, and {form.n} biases"
-    if arranged.numel() != form.bytes or arranged.element_size() != 1 or not arranged.is_contiguous():
+    if arranged.numel() != form.bytes * (groups or 1) or arranged.element_size() != 1 or not arranged.is_contiguous():
         return f"the arranged weight has {arranged.numel()} elements: in this format it has {form.bytes} adjacent bytes"
     if arranged.data_ptr() % 16 or any(z.get_device() != device for z in (arranged, bias) if z is not None):
         return "an arranged weight begins at a multiple of 16 bytes, and all tensors are on one device: make copies"
@@ -220,5 +319,6 @@ def _prepare(x: Any, arranged: Any, form: Format, bias: Any, activation: str | N
         View(0, (rows, form.n), (2 * form.n, 2), dtype, where),
         epilogue_name(bias, activation),
         invariant,
+        groups,
     )
     return run if isinstance(run, str) else (run, shape)

@@ -197,7 +197,7 @@ def grouped_mm(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Te
     strides: `weights.mT` for weights of (groups, n, k). Group g has the rows from offs[g - 1] (0 for the first) up to,
     not including, offs[g]. The result is (rows, n); rows from the last offset on belong to no group, and their values
     are undefined. `offs` are `groups` integers, on the CPU, or as int32 on the device of `a`, where they are not read
-    back: only the gradient of `b` needs them on the host.
+    back: the gradient of `b` is one launch, too, of groups along k.
 
     Inside torch.compile, torch.autocast and torch.func it is the operator `torch.ops.gemmery.grouped_mm`.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -256,19 +255,7 @@ def _fake_products(a: Any, b: Any, offs: Any) -> Any:
 
 def _weights(a: Any, grad: Any, offs: Any) -> Any:
     """Return for each group the product of its rows of a, transposed, and those of grad: (groups, k, n)."""
-    result = a.new_empty((offs.shape[0], a.shape[1], grad.shape[1]))
-    if offs.is_cuda and torch.cuda.is_current_stream_capturing():
-        raise DeviceError(
-            "a CUDA graph captures this stream, and the gradient of grouped_mm's matrices needs the offsets on the "
-            "host: pass offs as a tensor on the CPU, which the graph keeps"
-        )
-    multiply: Any = api.matmul
-    last = 0
-    for group, (start, end) in enumerate(pairwise((0, *offs.tolist()))):
-        start, end = max(start, last), min(max(end, last), a.shape[0])  # noqa: PLW2901 # as kernels use offsets
-        multiply(a[start:end].t(), grad[start:end], out=result[group])
-        last = end
-    return result
+    return grouped_matmul(a.t(), grad, offsets=offs)
 
 
 def _fake_weights(a: Any, grad: Any, offs: Any) -> Any:
@@ -365,5 +352,5 @@ grouped_mm_weights = define(
     _fake_weights,
     Formula(_keep, _weights_backward, bilinear),
     _batch_of_weights,
-    tags=(torch.Tag.cudagraph_unsafe,),  # it reads the offsets on the host
+    tags=(torch.Tag.cudagraph_unsafe,),  # where no kernel reads the offsets, the host does
 )

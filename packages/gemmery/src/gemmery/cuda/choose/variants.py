@@ -28,7 +28,22 @@ def variant_of(problem: Problem, form: Format, device: Device, part: Config = Ma
     (64, 2, 2)
     """
     crowded = form.kind in ("e4m3", "e2m1") or form.group in (16, 32) or problem.epilogue.endswith(("gelu", "silu"))
-    return dict(_best(problem.m, form, device, problem.invariant, crowded, tuple(part.items())))
+    rows, invariant = problem.m, problem.invariant
+    if problem.groups:  # as one W of all groups' rows; most of these have fewer tokens than two deviations more
+        mean = -(-problem.m // problem.groups)
+        rows, form = min(problem.m, mean + int(2 * mean**0.5)), form._replace(n=form.n * problem.groups)
+    choice = dict(_best(rows, form, device, invariant, crowded, tuple(part.items())))
+    if problem.groups:
+        choice |= {"splits": 1, "runs": 0}  # the device decides
+        if choice["resident"] == 2 and not invariant:
+            choice["ways"] = 1  # a block has many tiles: twice the rows for each end of one
+    while problem.groups and choice["stages"] > 2 * choice["ways"]:  # room for where groups end
+        tile = QuantizedTile(*(choice[name] for name in QuantizedTile._fields))
+        results = tile.warpgroups // tile.ways * tile.blocks * tile.tokens * _LINE
+        if shared_bytes(form, tile, tile.stages)[0] + results + 8 * problem.groups + 8 <= most_shared(tile.resident):
+            break
+        choice["stages"] -= choice["ways"]
+    return choice
 
 
 @lru_cache(maxsize=4096)

@@ -276,30 +276,31 @@ __device__ __forceinline__ void ldmatrix_x2(unsigned& x, unsigned& y, unsigned s
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(x), "=r"(y) : "r"(shared) : "memory");
 }
 
-// wgmma_mma_async with A in registers, of 16-bit elements: a warp has those of its 16 rows, as ldmatrix_x4 loads them.
-#define WGMMA(n, count, a0_at, a1_at, a2_at, a3_at, b_at, adds_at, text_at, signs_at)                             \
+// wgmma_mma_async with A in registers: a warp has 32 bytes of k of its 16 rows, as ldmatrix_x4 loads them.
+#define WGMMA(S, letter, n, count, a0_at, a1_at, a2_at, a3_at, b_at, adds_at, text_at, signs_at)              \
   template <class Types>                                                                                         \
-  __device__ __forceinline__ void wgmma_mma_async(float(&d)[count], const unsigned(&a)[4], unsigned long long b, \
+  __device__ __forceinline__ void wgmma_mma_async(S(&d)[count], const unsigned(&a)[4], unsigned long long b,     \
                                                   int adds) {                                                    \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %" adds_at ", 0; wgmma.mma_async.sync.aligned.m64n" n "%"       \
                  text_at " {" N##count "}, {%" a0_at ", %" a1_at ", %" a2_at ", %" a3_at "}, %" b_at ", p%"      \
                  signs_at "; }"                                                                                  \
-                 : D##count("+f", 0)                                                                             \
+                 : D##count(letter, 0)                                                                           \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds), "C"(Types::text),              \
                    "C"(Types::signs));                                                                           \
   }
-WGMMA("8", 4, "4", "5", "6", "7", "8", "9", "10", "11");
-WGMMA("16", 8, "8", "9", "10", "11", "12", "13", "14", "15");
-WGMMA("24", 12, "12", "13", "14", "15", "16", "17", "18", "19");
-WGMMA("32", 16, "16", "17", "18", "19", "20", "21", "22", "23");
-WGMMA("48", 24, "24", "25", "26", "27", "28", "29", "30", "31");
-WGMMA("64", 32, "32", "33", "34", "35", "36", "37", "38", "39");
-WGMMA("80", 40, "40", "41", "42", "43", "44", "45", "46", "47");
-WGMMA("88", 44, "44", "45", "46", "47", "48", "49", "50", "51");
-WGMMA("96", 48, "48", "49", "50", "51", "52", "53", "54", "55");
-WGMMA("112", 56, "56", "57", "58", "59", "60", "61", "62", "63");
-WGMMA("128", 64, "64", "65", "66", "67", "68", "69", "70", "71");
-WGMMA("192", 96, "96", "97", "98", "99", "100", "101", "102", "103");
+WGMMA(float, "+f", "8", 4, "4", "5", "6", "7", "8", "9", "10", "11");
+WGMMA(float, "+f", "16", 8, "8", "9", "10", "11", "12", "13", "14", "15");
+WGMMA(float, "+f", "24", 12, "12", "13", "14", "15", "16", "17", "18", "19");
+WGMMA(float, "+f", "32", 16, "16", "17", "18", "19", "20", "21", "22", "23");
+WGMMA(float, "+f", "48", 24, "24", "25", "26", "27", "28", "29", "30", "31");
+WGMMA(float, "+f", "64", 32, "32", "33", "34", "35", "36", "37", "38", "39");
+WGMMA(float, "+f", "80", 40, "40", "41", "42", "43", "44", "45", "46", "47");
+WGMMA(float, "+f", "88", 44, "44", "45", "46", "47", "48", "49", "50", "51");
+WGMMA(float, "+f", "96", 48, "48", "49", "50", "51", "52", "53", "54", "55");
+WGMMA(float, "+f", "112", 56, "56", "57", "58", "59", "60", "61", "62", "63");
+WGMMA(float, "+f", "128", 64, "64", "65", "66", "67", "68", "69", "70", "71");
+WGMMA(int, "+r", "128", 64, "64", "65", "66", "67", "68", "69", "70", "71");
+WGMMA(float, "+f", "192", 96, "96", "97", "98", "99", "100", "101", "102", "103");
 #undef WGMMA
 
 // No instruction: what follows reads sums after the wait before it, not earlier.

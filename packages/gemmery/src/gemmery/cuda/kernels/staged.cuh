@@ -31,7 +31,9 @@ template <class Tiles, class Output, bool HAS_GROUPS = false> struct Pieces {
   static constexpr int MOST = !ALL_FIT ? FITTING : Tiles::APART ? OF_APART : COUNT;
   static constexpr int STAYING = MOST < COUNT ? MOST : COUNT;
   static constexpr int LEAVING = COUNT - STAYING;
-  static constexpr int STEPS = STAYING > 1 ? STAYING : 1;  // that a tile has at least: one piece is stored in each
+  static constexpr int KEPT = STAYING > 1 ? STAYING : 1;
+  // Steps that a tile has at least: one piece is stored in each; where tiles may be short, more of them in two steps.
+  static constexpr int STEPS = Tiles::RAGGED && KEPT > 2 ? 2 : KEPT, IN_STEP = (KEPT + STEPS - 1) / STEPS;
 
   // Where a piece begins in the warp's sums. The last one of a row of them ends with it, over a part of the one before.
   static constexpr __device__ int row(int piece) { return piece / ACROSS * 64; }

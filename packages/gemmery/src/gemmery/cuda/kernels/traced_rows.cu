@@ -16,15 +16,15 @@ template <int OPERATION, class S> __device__ __forceinline__ Partial<S> partial_
 }
 
 template <int OPERATION, class S> __device__ __forceinline__ Partial<S> together(Partial<S> x, Partial<S> y) {
-  if constexpr (OPERATION == SUM || OPERATION == SUM_OF_SQUARES) return {x.value + y.value, S(0)};
+  if constexpr (OPERATION == ROW_SUM || OPERATION == ROW_SUM_OF_SQUARES) return {x.value + y.value, S(0)};
   const S largest = Precise::maximum(x.value, y.value);
-  if constexpr (OPERATION == MAXIMUM) return {largest, S(0)};
+  if constexpr (OPERATION == ROW_MAXIMUM) return {largest, S(0)};
   auto part = [&](Partial<S> z) { return z.value == largest ? z.sum : z.sum * Precise::exp(z.value - largest); };
   return {largest, part(x) + part(y)};
 }
 
 template <int OPERATION, class S> __device__ __forceinline__ Partial<S> partial_of(S x) {
-  return {OPERATION == SUM_OF_SQUARES ? x * x : x, S(1)};
+  return {OPERATION == ROW_SUM_OF_SQUARES ? x * x : x, S(1)};
 }
 
 // That of all threads of a block, which all get.

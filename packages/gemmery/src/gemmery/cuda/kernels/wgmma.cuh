@@ -36,6 +36,8 @@ template <> struct WgmmaTypes<i8, true, true> : WgmmaName<i8>, NoSigns {};
 template <bool B_K_MAJOR> struct RegisterSigns { static constexpr const char signs[] = ", 1, 1, 0"; };
 template <> struct RegisterSigns<false> { static constexpr const char signs[] = ", 1, 1, 1"; };
 template <class T, bool B_K> struct RegisterTypes : WgmmaName<T>, RegisterSigns<B_K> {};
+template <> struct RegisterTypes<e4m3, true> : WgmmaName<e4m3>, WgmmaSigns<1, true, true> {};
+template <> struct RegisterTypes<i8, true> : WgmmaName<i8>, NoSigns {};
 
 // The warpgroups that multiply a tile; of their warps, the columns of a piece of C, and the pieces in shared memory.
 template <int COUNT, int WIDE = 32, int PIECES = 2> struct Consumers {
@@ -76,6 +78,7 @@ struct WgmmaTiles {
   // Threads of which one hands a stage back: a warpgroup's, which multiplies as one, or a warp's, if warps load A.
   static constexpr int TOGETHER = APART ? 32 : 128, RELEASES = WARPGROUPS * (128 / TOGETHER);
   static constexpr int PRODUCTS = 4;  // of a stage, 32 bytes of k each
+  static constexpr bool RAGGED = false;  // whether stages may hold k of other products, which is then cleared
   static constexpr int A_BYTES = BM * 128, B_BYTES = (B_K_MAJOR ? BN : (BN + 63) / 64 * 64) * 128;
   static constexpr int STAGE = A_BYTES + B_BYTES, RING = STAGES * STAGE;
   static_assert(ROWS_MULTIPLIED == 64 * BLOCKS * (BESIDE ? 1 : WARPGROUPS), "wgmma has 64 rows");

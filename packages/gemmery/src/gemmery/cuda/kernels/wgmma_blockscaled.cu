@@ -20,15 +20,17 @@ struct BlockScales {
   long long a_step = 0, b_step = 0;
   int part = threadIdx.x % 4, last;
 
-  // `at` is the warp's place. Rows beyond the last one are not stored; they have its factors.
-  template <class P> __device__ __forceinline__ BlockScales(const P& p, Where at, int steps) : last(steps - 1) {
+  // `at` is the warp's place, `first` the number of 128 of k with which it begins. Rows beyond the last one are not
+  // stored; they have its factors.
+  template <class P>
+  __device__ __forceinline__ BlockScales(const P& p, Where at, int steps, int first = 0) : last(steps - 1) {
     if (!p.a_scale) return;
     const int row = at.row + threadIdx.x % 32 / 4;
-    upper = p.a_scale + min(row, p.product.m - 1) * p.a_scale_row;
-    lower = p.a_scale + min(row + 8, p.product.m - 1) * p.a_scale_row;
-    block = p.b_scale + at.column / 128 * p.b_scale_col;
     a_step = p.a_scale_k;
     b_step = p.b_scale_k;
+    upper = p.a_scale + min(row, p.product.m - 1) * p.a_scale_row + first * a_step;
+    lower = p.a_scale + min(row + 8, p.product.m - 1) * p.a_scale_row + first * a_step;
+    block = p.b_scale + at.column / 128 * p.b_scale_col + first * b_step;
   }
   // Those of the thread's next part; after the last one, its again: a jump would end what is under way.
   __device__ __forceinline__ Factors next() {
@@ -44,8 +46,10 @@ template <class Tiles> struct ScaledConsumer : Consumer<Tiles> {
   using Consumer<Tiles>::Consumer;
   using Part = float[Tiles::BN / 2];
 
-  __device__ __forceinline__ void multiply_part(Part& part) {
+  // Where it KEEPS what is inside, nothing else may be under way.
+  template <bool KEEPS = false> __device__ __forceinline__ void multiply_part(Part& part) {
     ptx::mbarrier_try_wait_parity(this->full + 8 * this->now.stage, this->now.parity);
+    if constexpr (KEEPS) keep_inside<Tiles>(*this, this->now.stage);
     const unsigned at = this->now.stage * (Tiles::STAGE >> 4);
     ptx::wgmma_fence();
 #pragma unroll
@@ -81,7 +85,7 @@ template <class Tiles> struct ScaledConsumer : Consumer<Tiles> {
   // under way.
   template <int TOGETHER> __device__ __forceinline__ void multiply_parts(int first, BlockScales& scales) {
     Part parts[2];
-    multiply_part(parts[0]);
+    multiply_part<Tiles::RAGGED && TOGETHER == 1>(parts[0]);
     this->next_stage();
 #pragma unroll
     for (int i = 1; i < TOGETHER; ++i) {
@@ -95,16 +99,22 @@ template <class Tiles> struct ScaledConsumer : Consumer<Tiles> {
   }
 
   // As many parts together as are left; after them, nothing is under way for the time of a product.
-  template <int TOGETHER> __device__ __forceinline__ void multiply_all(BlockScales& scales, int& steps) {
+  template <int TOGETHER> __device__ __forceinline__ void multiply_all(BlockScales& scales, int& steps, int alone = 0) {
 #pragma unroll 1
-    for (int first = 0; steps >= TOGETHER; steps -= TOGETHER, ++first) multiply_parts<TOGETHER>(first, scales);
+    for (int first = 0; steps - alone >= TOGETHER; steps -= TOGETHER, ++first) {
+      multiply_parts<TOGETHER>(first % 4, scales);
+      if (TOGETHER == 1) continue;
+      this->low -= Tiles::BK * TOGETHER;
+      this->high -= Tiles::BK * TOGETHER;
+    }
   }
 
-  __device__ __forceinline__ void multiply_tile(BlockScales scales, int steps) {
+  // The last steps of a tile, so many, are taken ALONE.
+  __device__ __forceinline__ void multiply_tile(BlockScales scales, int steps, int alone = 0) {
     if (steps) coming = scales.next();
     this->clear();
-    multiply_all<16>(scales, steps);
-    multiply_all<4>(scales, steps);
+    multiply_all<16>(scales, steps, alone);
+    multiply_all<4>(scales, steps, alone);
     multiply_all<1>(scales, steps);
   }
 };

@@ -87,7 +87,7 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
     }
     if constexpr (STAGED) staging.template store<Tiles, true>(more, piece, p, at, shared, pipe.ring);
   };
-  typename P::Part staying[P::STEPS][P::EACH];
+  typename P::Part staying[P::KEPT][P::EACH];
   Where before = {};
   bool pending = false;
   // Whether the last step has 32 bytes of k at most, one product.
@@ -103,6 +103,12 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
       steps = steps_of<Tiles>(depth, P::STEPS).steps;
       brief = is_brief(depth);
       late = Tiles::is_late(p, order.tile);
+    }
+    if constexpr (Tiles::RAGGED) {
+      steps = max(order.steps, P::STEPS);
+      brief = false;
+      consumer.low = order.low;
+      consumer.high = order.high;
     }
     Where at = {};
     if (AHEAD) at = place();
@@ -130,7 +136,7 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
         consumer.template multiply_stage<Tiles::PRODUCTS, Tiles::WN, LATE>(i == 0);
         constexpr int MORE = LATE && P::STAYING > P::BESIDE_A ? P::STAYING - P::BESIDE_A : 0;
 #pragma unroll
-        for (int piece = i == 0 ? 0 : i + MORE; piece <= i + MORE; ++piece) {
+        for (int piece = i == 0 ? 0 : i * P::IN_STEP + MORE; piece < (i + 1) * P::IN_STEP + MORE; ++piece) {
           if (piece < P::STAYING && pending) store(staying[piece], P::LEAVING + piece, before);
         }
         consumer.next_stage();

@@ -9,15 +9,18 @@
 #include "epilogue.cuh"
 #include "levels.cuh"
 #include "pipeline.cuh"
+#include "shares.cuh"
 #include "staged.cuh"
 
 // WARPGROUPS of BLOCKS x 64 rows of W each, of which WAYS share rows, and one more for the producer. RESIDENT blocks on
 // a multiprocessor. DEEP: one copy loads 128 of k of the tokens; not so where k is no multiple of 64. EARLY: the launch
-// before may not have ended when this one begins, and W is asked for before it has.
+// before may not have ended when this one begins, and W is asked for before it has; not so where it is of a GROUP, one of
+// several W, that ends where the launch before may say.
 template <class T, class Of, int N, int COUNT, int EACH, int SHARING, int DEPTH, int AT_A_TIME, bool IS_DEEP,
-          bool IS_EARLY>
+          bool IS_EARLY, bool HAS_GROUPS>
 struct QuantizedTiles {
   using L = Of;
+  static constexpr bool GROUPED = HAS_GROUPS;
   static constexpr int TOKENS = N, WARPGROUPS = COUNT, BLOCKS = EACH, WAYS = SHARING, STAGES = DEPTH;
   static constexpr int RESIDENT = AT_A_TIME, STEP = 128;
   static constexpr bool DEEP = IS_DEEP, EARLY = IS_EARLY;
@@ -30,62 +33,51 @@ struct QuantizedTiles {
   static constexpr int BAND = 4;  // chunks of 64 rows that lie together for each step of k
   static constexpr int X_BYTES = TOKENS * STEP * 2, W_BYTES = PARTS * L::CHUNK;
   static constexpr int SUMS = BLOCKS * TOKENS / 2, QUADS = SUMS / 4, EXCHANGED = SUMS * 128 * 4;
-  static constexpr int RING = STAGES * (X_BYTES + W_BYTES), BEHIND = RING + (WAYS - 1) * LINES * EXCHANGED;
+  static constexpr int RING = STAGES * (X_BYTES + W_BYTES), EXCHANGE = RING + (WAYS - 1) * LINES * EXCHANGED;
   static constexpr int PITCH = 144;  // bytes of a token's 64 results, and 16 so that a warp's are in all banks
+  // Results leave through the ring; or, where a block may have many tiles and fills it meanwhile, by room behind it.
+  static constexpr int STAGED = PARTS * TOKENS * PITCH, STAGED_AT = GROUPED ? EXCHANGE : 0;
+  static constexpr int BEHIND = EXCHANGE + (GROUPED ? STAGED : 0);
+  static constexpr int TABLE = BEHIND + (16 * STAGES + 4 * LINES + 7) / 8 * 8;  // of groups
   static_assert(BAND % PARTS == 0 && WARPGROUPS % WAYS == 0, "what a block needs of a step is one piece");
   static_assert(STAGES % WAYS == 0 && STAGES >= 2 * WAYS, "a consumer else waits for a stage that it holds");
-  static_assert(PARTS * TOKENS * PITCH <= BEHIND, "results leave through the ring");
+  static_assert(STAGED <= BEHIND - STAGED_AT, "results leave through the ring");
 };
 
-// The steps of all tiles in the order of k, tokens before rows, and who has them: `splits` blocks a tile; or, if that
-// is 0, each block an equal run, which may begin and end within a tile.
-template <class Tiles> struct Share {
-  int steps, across, tiles, splits, run, more, begin, end;
+// Bytes of the chunks of a W, which its rows' factors follow, and of both.
+template <class Tiles, class P> __device__ __forceinline__ long long chunk_bytes(const P& p) {
+  const long long bands = (p.n + 64 * Tiles::BAND - 1) / (64 * Tiles::BAND);
+  return bands * ((p.k + 127) / 128) * Tiles::BAND * Tiles::L::CHUNK;
+}
+template <class Tiles, class P> __device__ __forceinline__ long long whole_bytes(const P& p) {
+  return chunk_bytes<Tiles>(p) + (p.n + 64 * Tiles::BAND - 1) / (64 * Tiles::BAND) * (256LL * Tiles::BAND);
+}
 
-  template <class P> __device__ __forceinline__ explicit Share(const P& p) {
-    steps = (p.product.k + Tiles::STEP - 1) / Tiles::STEP;
-    across = (p.product.m + Tiles::TOKENS - 1) / Tiles::TOKENS;
-    tiles = (p.product.n + Tiles::ROWS - 1) / Tiles::ROWS * across;
-    splits = p.band;
-    run = tiles * steps / int(gridDim.x);
-    more = tiles * steps % int(gridDim.x);
-    begin = begin_of(blockIdx.x);
-    end = begin_of(blockIdx.x + 1);
-  }
-  __device__ __forceinline__ int begin_of(int block) const {
-    if (splits) return block / splits * steps + block % splits * steps / splits;
-    return block * run + min(block, more);
-  }
-  __device__ __forceinline__ int block_of(int step) const {
-    int of_longer = more * (run + 1);
-    return step < of_longer ? step / (run + 1) : more + (step - of_longer) / run;
-  }
-  __device__ __forceinline__ int first_block(int tile) const { return splits ? tile * splits : block_of(tile * steps); }
-  __device__ __forceinline__ int last_block(int tile) const {
-    return splits ? (tile + 1) * splits - 1 : block_of((tile + 1) * steps - 1);
-  }
-};
+template <class Tiles> using ShareOf = typename Select<Tiles::GROUPED, Experts<Tiles>, Share<Tiles>>::type;
 
 // What one thread does: bring steps of W and of the tokens, each as soon as a stage is empty.
 template <class Tiles> struct QuantizedProducer {
-  const Share<Tiles>& share;
+  const ShareOf<Tiles>& share;
   const char* w;
+  const long long each;  // bytes of a group's
   const char* from;  // of W: the next piece
   unsigned ring, full;
   int w_tile, w_step, x_step, x_tile, token;
 
   template <class P>
-  __device__ __forceinline__ QuantizedProducer(const P& p, const Share<Tiles>& share, unsigned ring, unsigned full)
-      : share(share), w(reinterpret_cast<const char*>(p.product.b)), ring(ring), full(full) {
+  __device__ __forceinline__ QuantizedProducer(const P& p, const ShareOf<Tiles>& share, unsigned ring, unsigned full)
+      : share(share), w(reinterpret_cast<const char*>(p.product.b)),
+        each(Tiles::GROUPED ? whole_bytes<Tiles>(p.product) : 0), ring(ring), full(full) {
     w_tile = x_tile = share.begin / share.steps;
     w_step = x_step = share.begin % share.steps;
-    token = x_tile % share.across * Tiles::TOKENS;
+    token = share.at(x_tile).token;
     enter();
   }
   __device__ __forceinline__ void enter() {
-    int part = w_tile / share.across * Tiles::PARTS;
-    long long band = part / Tiles::BAND;
-    from = w + ((band * share.steps + w_step) * Tiles::BAND + part % Tiles::BAND) * Tiles::L::CHUNK;
+    const Spot spot = share.at(w_tile);
+    long long band = spot.part / Tiles::BAND;
+    from = w + spot.group * each;
+    from += ((band * share.steps + w_step) * Tiles::BAND + spot.part % Tiles::BAND) * Tiles::L::CHUNK;
   }
   __device__ __forceinline__ void bring_w(int stage) {
     ptx::mbarrier_arrive_expect_tx(full + 8 * stage, Tiles::X_BYTES + Tiles::W_BYTES);
@@ -108,7 +100,7 @@ template <class Tiles> struct QuantizedProducer {
     }
     if (++x_step == share.steps) {
       x_step = 0;
-      token = ++x_tile % share.across * Tiles::TOKENS;
+      token = share.at(++x_tile).token;
     }
   }
 };
@@ -134,52 +126,52 @@ template <class Out> __device__ __forceinline__ unsigned pair_of(float low, floa
   return ptx::cvt_rn_f16x2_f32(low, high);
 }
 
-// Results of one block of 64 rows of W, of tokens from `token` on. A thread has rows r, r + 1 for two tokens of each 8.
+// Results of one block of 64 rows of W, for the tokens of a tile. A thread has rows r, r + 1 for two tokens of each 8;
+// `scaled` gives its sum of the token 8 j + 2 (lane % 4) + e and row r + i, with all factors.
 // `staged`: they leave through shared memory, in whole lines; else by single elements, where the ring is still in use.
-template <int EPILOGUE, class Tiles, class T, class Out>
-__device__ __forceinline__ void store_block(const Product<T, Out>& p, const float (&sums)[Tiles::TOKENS / 2],
-                                            char* stage, bool staged, int barrier, int rows, int token) {
-  constexpr int PITCH = Tiles::PITCH, TOKENS = Tiles::TOKENS;
+template <int EPILOGUE, class Tiles, class T, class Out, class Scaled>
+__device__ __forceinline__ void store_block(const Product<T, Out>& p, Scaled scaled, char* stage, bool staged,
+                                            int barrier, int rows, Spot spot) {
+  constexpr int PITCH = Tiles::PITCH, TOKENS = Tiles::TOKENS, SIZE = int(sizeof(Out)), PIECES = 4 * SIZE;
   const int thread = threadIdx.x % 128, lane = thread % 32, row = thread / 32 * 16 + lane / 4 * 2;
-  const int count = min(p.m - token, TOKENS), wide = min(p.n - rows, 64);
-  float factors[2] = {Tiles::L::UNSCALE, Tiles::L::UNSCALE}, bias[2] = {};
-  const long long bands = (p.n + 64 * Tiles::BAND - 1) / (64 * Tiles::BAND), steps = (p.k + 127) / 128;
-  const float* of_rows = reinterpret_cast<const float*>(reinterpret_cast<const char*>(p.b) +
-                                                        bands * steps * Tiles::BAND * Tiles::L::CHUNK);
+  const int token = spot.token, count = min(spot.end - token, TOKENS), wide = min(p.n - rows, 64);
+  float bias[2] = {};
+  const long long first_bias = Tiles::GROUPED ? spot.group * p.bias_row : 0;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    factors[i] *= of_rows[rows + row + i];
-    if constexpr (EPILOGUE & BIAS) bias[i] = row + i < wide ? p.bias[(rows + row + i) * p.bias_col] : 0;
+    if constexpr (EPILOGUE & BIAS) bias[i] = row + i < wide ? p.bias[first_bias + (rows + row + i) * p.bias_col] : 0;
   }
   auto result = [&](int j, int e, int i) {
-    const float x = sums[4 * j + e + 2 * i] * factors[i] + bias[i];
+    const float x = scaled(j, e, i) + bias[i];
     if constexpr ((EPILOGUE & ACTIVATION) == GELU) return gelu_of_half<Out>(0.5f * x);
     if constexpr ((EPILOGUE & ACTIVATION) == SILU) return silu(x);
     return activate<EPILOGUE>(x);
   };
   if (staged) {
-    unsigned* to = reinterpret_cast<unsigned*>(stage + lane % 4 * 2 * PITCH + row * 2);
+    char* to = stage + lane % 4 * 2 * PITCH + row * SIZE;
 #pragma unroll
     for (int i = 0; i < TOKENS / 4; ++i) {
-      to[(i / 2 * 8 + i % 2) * (PITCH / 4)] = pair_of<Out>(result(i / 2, i % 2, 0), result(i / 2, i % 2, 1));
+      const float first = result(i / 2, i % 2, 0), second = result(i / 2, i % 2, 1);
+      char* here = to + (i / 2 * 8 + i % 2) * PITCH;
+      if constexpr (SIZE == 2) *reinterpret_cast<unsigned*>(here) = pair_of<Out>(first, second);
+      else *reinterpret_cast<float2*>(here) = make_float2(first, second);
     }
     ptx::bar_sync(barrier, 128);
-    if (wide == 64 && (reinterpret_cast<unsigned long long>(p.c) | p.c_row * 2) % 16 == 0) {
+    if (wide == 64 && (reinterpret_cast<unsigned long long>(p.c) | p.c_row * SIZE) % 16 == 0) {
 #pragma unroll 4
-      for (int at = thread; at < count * 8; at += 128) {
-        *reinterpret_cast<uint4*>(p.c_at(0, token + at / 8, rows + at % 8 * 8)) =
-            *reinterpret_cast<const uint4*>(stage + at / 8 * PITCH + at % 8 * 16);
+      for (int at = thread; at < count * PIECES; at += 128) {
+        *reinterpret_cast<uint4*>(p.c_at(0, token + at / PIECES, rows + at % PIECES * (16 / SIZE))) =
+            *reinterpret_cast<const uint4*>(stage + at / PIECES * PITCH + at % PIECES * 16);
       }
     } else {
 #pragma unroll 1
       for (int at = thread; at < count * 64; at += 128) {
         if (at % 64 < wide) {
-          p.c_at(0, token + at / 64, rows + at % 64)->bits =
-              reinterpret_cast<const unsigned short*>(stage + at / 64 * PITCH)[at % 64];
+          *p.c_at(0, token + at / 64, rows + at % 64) = reinterpret_cast<const Out*>(stage + at / 64 * PITCH)[at % 64];
         }
       }
     }
-  } else {
+  } else if constexpr (SIZE == 2) {
 #pragma unroll
     for (int i = 0; i < TOKENS / 4; ++i) {
       const int of = i / 2 * 8 + lane % 4 * 2 + i % 2;
@@ -202,11 +194,24 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
   extern __shared__ __align__(1024) char shared[];
   const unsigned base = ptx::shared_address(shared), full = base + Tiles::BEHIND, empty = full + 8 * STAGES;
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-  const Share<Tiles> share(p);
+  auto share_of = [&] {
+    if constexpr (Tiles::GROUPED) {
+      return Experts<Tiles>(p, reinterpret_cast<const int2*>(shared + Tiles::TABLE));
+    } else {
+      return Share<Tiles>(p);
+    }
+  };
+  constexpr bool AHEAD = Tiles::EARLY && !Tiles::GROUPED;  // whether W is asked for before the launch before has ended
 
   if (warp >= CONSUMERS / 32) {
     ptx::setmaxnreg_dec<Tiles::PRODUCER>();
     if (warp == CONSUMERS / 32) {
+      if constexpr (Tiles::GROUPED) {
+        if (Tiles::EARLY) ptx::griddepcontrol_wait();
+        Experts<Tiles>::tell(p, reinterpret_cast<int2*>(shared + Tiles::TABLE));
+        __syncwarp();
+      }
+      const ShareOf<Tiles> share = share_of();
       QuantizedProducer<Tiles> producer(p, share, base, full);
       const int first = min(share.end - share.begin, STAGES), early = min(first, 2);
       if (ptx::elect_sync()) {  // the first copies are on their way before the consumers hear that there are barriers
@@ -216,7 +221,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
 #pragma unroll 1
         for (int i = 0; i < early; ++i) {
           producer.bring_w(i);
-          if (!Tiles::EARLY) producer.bring_x(p, i);
+          if (!AHEAD) producer.bring_x(p, i);
         }
         for (int i = 0; i < STAGES; ++i) ptx::mbarrier_init(empty + 8 * i, LINES * 4);
         ptx::fence_mbarrier_init();
@@ -227,9 +232,9 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
 #pragma unroll 1
         for (int i = early; i < first; ++i) {
           producer.bring_w(i);
-          if (!Tiles::EARLY) producer.bring_x(p, i);
+          if (!AHEAD) producer.bring_x(p, i);
         }
-        if (Tiles::EARLY) {
+        if (AHEAD) {
           ptx::griddepcontrol_wait();
 #pragma unroll 1
           for (int i = 0; i < first; ++i) producer.bring_x(p, i);
@@ -250,6 +255,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
   ptx::setmaxnreg_inc<Tiles::CONSUMER>();
   ptx::bar_sync(READY, CONSUMERS + 32);
   if (Tiles::EARLY) ptx::griddepcontrol_launch_dependents();
+  const ShareOf<Tiles> share = share_of();
   const int group = warp / 4, line = group % LINES, way = group / LINES, thread = threadIdx.x % 128;
   const unsigned first_x = descriptor<true>(base);
   const unsigned chunks = base + STAGES * Tiles::X_BYTES + line * BLOCKS * L::CHUNK;
@@ -314,8 +320,8 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
       release(before);
     }
     if (Tiles::EARLY) ptx::griddepcontrol_wait();
-    const bool staged = stop == share.end;  // nothing comes into the stages any more
-    if (staged) ptx::bar_sync(ALL, CONSUMERS);
+    const bool staged = Tiles::GROUPED || stop == share.end;  // nothing comes into the stages any more
+    if (staged && !Tiles::GROUPED) ptx::bar_sync(ALL, CONSUMERS);
 
     bool mine = way == 0;  // to write
     if constexpr (WAYS > 1) {  // the first adds up the others' sums, in their order
@@ -365,9 +371,17 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
     if (mine) {
 #pragma unroll
       for (int block = 0; block < BLOCKS; ++block) {
-        const int part = line * BLOCKS + block, rows = tile / share.across * Tiles::ROWS + part * 64;
-        store_block<EPILOGUE, Tiles>(p.product, sums[block], shared + part * TOKENS * Tiles::PITCH, staged,
-                                     1 + LINES + line, rows, tile % share.across * TOKENS);
+        const int part = line * BLOCKS + block;
+        const Spot spot = share.at(tile);
+        const char* w = reinterpret_cast<const char*>(p.product.b);
+        if (Tiles::GROUPED) w += spot.group * whole_bytes<Tiles>(p.product);
+        const float* of_rows = reinterpret_cast<const float*>(w + chunk_bytes<Tiles>(p.product));
+        of_rows += (spot.part + part) * 64 + thread / 32 * 16 + lane / 4 * 2;
+        const float factors[2] = {L::UNSCALE * of_rows[0], L::UNSCALE * of_rows[1]};
+        auto scaled = [&](int j, int e, int i) { return sums[block][4 * j + e + 2 * i] * factors[i]; };
+        if (Tiles::GROUPED && block == 0) ptx::bar_sync(1 + LINES + line, 128);  // all have copied out what was there
+        store_block<EPILOGUE, Tiles>(p.product, scaled, shared + Tiles::STAGED_AT + part * TOKENS * Tiles::PITCH, staged,
+                                     1 + LINES + line, (spot.part + part) * 64, spot);
       }
     }
     step = stop;

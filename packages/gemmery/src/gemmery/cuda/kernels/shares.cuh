@@ -1,0 +1,110 @@
+// Which steps of which tiles of a product by packed weights each block has: Tiles are QuantizedTiles, a tile some
+// chunks of 64 rows of W by TOKENS rows of x, and a step 128 of k.
+#pragma once
+#include "tma.cuh"
+
+// Where a tile is: its expert, its first chunk of W, its first token, and behind the last one that it may have.
+struct Spot { int group, part, token, end; };
+
+// The steps of all tiles in the order of k, tokens before rows, and who has them: `splits` blocks a tile; or, if that
+// is 0, each block an equal run, which may begin and end within a tile.
+template <class Tiles> struct Share {
+  int steps, across, tiles, splits, run, more, begin, end, tokens;
+
+  template <class P> __device__ __forceinline__ explicit Share(const P& p) : tokens(p.product.m) {
+    steps = (p.product.k + Tiles::STEP - 1) / Tiles::STEP;
+    across = (p.product.m + Tiles::TOKENS - 1) / Tiles::TOKENS;
+    tiles = (p.product.n + Tiles::ROWS - 1) / Tiles::ROWS * across;
+    splits = p.band;
+    run = tiles * steps / int(gridDim.x);
+    more = tiles * steps % int(gridDim.x);
+    begin = begin_of(blockIdx.x);
+    end = begin_of(blockIdx.x + 1);
+  }
+  __device__ __forceinline__ Spot at(int tile) const {
+    return {0, tile / across * Tiles::PARTS, tile % across * Tiles::TOKENS, tokens};
+  }
+  __device__ __forceinline__ int begin_of(int block) const {
+    if (splits) return block / splits * steps + block % splits * steps / splits;
+    return block * run + min(block, more);
+  }
+  __device__ __forceinline__ int block_of(int step) const {
+    int of_longer = more * (run + 1);
+    return step < of_longer ? step / (run + 1) : more + (step - of_longer) / run;
+  }
+  __device__ __forceinline__ int first_block(int tile) const { return splits ? tile * splits : block_of(tile * steps); }
+  __device__ __forceinline__ int last_block(int tile) const {
+    return splits ? (tile + 1) * splits - 1 : block_of((tile + 1) * steps - 1);
+  }
+};
+
+// The same for experts, groups of tokens with a W each, whose ends are read on the device: expert after expert, of those
+// that have tokens. Each block has whole tiles, or, where that would leave many idle, an equal run of steps.
+template <class Tiles> struct Experts {
+  static constexpr int CUT = 10;  // steps that take as long as to add up the parts of a tile that two blocks have
+  const int2* table;              // of each group: the tiles up to its last one, and where it ends
+  int groups, steps, tiles, run, more, begin, end;
+  bool cuts;
+
+  static __device__ __forceinline__ int rows(int n) { return (n + Tiles::ROWS - 1) / Tiles::ROWS; }
+
+  // By one warp. Each end is used as if it were at least the one before it, and at most the tokens.
+  template <class P> static __device__ __forceinline__ void tell(const P& p, int2* table) {
+    const int* ends = reinterpret_cast<const int*>(p.a_scale);  // `offsets` are the counters of parts
+    const int lane = threadIdx.x % 32, of_group = rows(p.product.n);
+    int row = 0, tile = 0;
+#pragma unroll 1
+    for (int first = 0; first < p.product.batch; first += 32) {
+      const int group = first + lane;
+      int end = group < p.product.batch ? max(min(ends[group], p.product.m), row) : 0;
+#pragma unroll
+      for (int d = 1; d < 32; d *= 2) end = max(end, __shfl_sync(~0u, end, max(lane - d, 0)));
+      const int above = __shfl_sync(~0u, end, max(lane - 1, 0));
+      int count = (end - (lane ? above : row) + Tiles::TOKENS - 1) / Tiles::TOKENS * of_group;
+#pragma unroll
+      for (int d = 1; d < 32; d *= 2) {
+        const int left = __shfl_sync(~0u, count, max(lane - d, 0));
+        if (lane >= d) count += left;
+      }
+      count += tile;
+      if (group < p.product.batch) table[group] = make_int2(count, end);
+      row = __shfl_sync(~0u, end, 31);
+      tile = __shfl_sync(~0u, count, 31);
+    }
+  }
+
+  template <class P>
+  __device__ __forceinline__ Experts(const P& p, const int2* table) : table(table), groups(p.product.batch) {
+    const int blocks = gridDim.x;
+    steps = (p.product.k + Tiles::STEP - 1) / Tiles::STEP;
+    tiles = table[groups - 1].x;
+    const int idle = ((tiles + blocks - 1) / blocks * blocks - tiles) * steps;
+    cuts = !p.band && idle > tiles * steps / 10 + blocks * CUT;
+    const int units = cuts ? tiles * steps : tiles;
+    run = units / blocks;
+    more = units % blocks;
+    begin = begin_of(blockIdx.x);
+    end = begin_of(blockIdx.x + 1);
+  }
+  __device__ __forceinline__ Spot at(int tile) const {
+    if (tile >= tiles) return {0, 0, 0, 0};
+    int low = 0, high = groups - 1;  // the first group whose tiles go beyond this one
+    while (low < high) {
+      const int middle = (low + high) / 2;
+      if (table[middle].x > tile) high = middle; else low = middle + 1;
+    }
+    const int2 before = low ? table[low - 1] : make_int2(0, 0);
+    const int within = tile - before.x, last = table[low].y;
+    const int across = (last - before.y + Tiles::TOKENS - 1) / Tiles::TOKENS;
+    return {low, within / across * Tiles::PARTS, before.y + within % across * Tiles::TOKENS, last};
+  }
+  __device__ __forceinline__ int begin_of(int block) const {
+    return (block * run + min(block, more)) * (cuts ? 1 : steps);
+  }
+  __device__ __forceinline__ int block_of(int step) const {
+    int of_longer = more * (run + 1);
+    return step < of_longer ? step / (run + 1) : more + (step - of_longer) / run;
+  }
+  __device__ __forceinline__ int first_block(int tile) const { return block_of(tile * steps); }
+  __device__ __forceinline__ int last_block(int tile) const { return block_of((tile + 1) * steps - 1); }
+};

@@ -114,6 +114,34 @@ class Trace(Observer):
             self._feeding = frozenset(load for pieces in self._origins.values() for load, _ in pieces)
             self.arrays = {array.name: range(array.start, array.stop) for array in machine.memory.allocations}
 
+    @property
+    def watching(self) -> bool:
+        """Whether this chunk is recorded: the first one of a launch."""
+        return self._watching
+
+    @property
+    def following(self) -> bool:
+        """Whether a warp's path after a divergent branch is being recorded."""
+        return bool(self._open)
+
+    def knows(self, index: int) -> bool:
+        """Whether no further access of an instruction matters: its own is recorded, and those that wait for it."""
+
+        def recorded(each: int) -> bool:
+            return any((self._launch, each, space) in self.accesses for space in ("global", "shared"))
+
+        feeds = index in self._feeding
+        waiting = (store for store, pieces in self._origins.items() if any(load == index for load, _ in pieces))
+        return recorded(index) and (not feeds or all(map(recorded, waiting)))
+
+    def has_diverged(self, index: int) -> bool:
+        """Whether a branch has a divergence that is recorded."""
+        return (self._launch, index) in self.divergences
+
+    def reached(self, first: int, last: int) -> None:
+        """These are the latest instructions, of blocks of which it was not told."""
+        self._before = first, last
+
     def access(self, machine: Machine, event: Access) -> None:
         if not self._watching or event.space not in ("shared", "global"):
             return

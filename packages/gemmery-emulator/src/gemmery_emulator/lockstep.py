@@ -287,7 +287,7 @@ class Spinning:
         longer one after the next state.
         """
         since = self._steps - (self._next - self._gap)
-        if self._spins is not None or (self._at is not None and since < max(self._gap >> 6, AGAIN)):
+        if self._spins is not None or (self._at is not None and since < max(self._gap >> 8, AGAIN)):
             return 1
         return min(self._next - self._steps, self._limit - self._steps + 1)
 

@@ -7,6 +7,7 @@ array for each register. Whoever runs next gets those that the other may have ch
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -81,17 +82,18 @@ class Native:
         functions = jit.load(self.target, name, lambda: text)
         self.code |= {int(each.partition("_")[2]): address for each, address in functions.items()}
 
-    def runtime(self) -> tuple[int, int]:
-        """Return the addresses of `run` and `access`."""
-        functions = jit.load(self.target, f"emulator's turns {_digest()}", lambda: runtime.module(self.target))
-        return functions["run"], functions["access"]
+
+@functools.cache
+def turns() -> tuple[int, int]:
+    """Return the addresses of `run` and `access`."""
+    host = target.host()
+    text = str(runtime.module(host))
+    name = f"turns of emulated blocks {hashlib.sha256(text.encode()).hexdigest()}"
+    functions = jit.load(host, name, lambda: text)
+    return functions["run"], functions["access"]
 
 
-def _digest() -> str:
-    return hashlib.sha256(str(runtime.module(target.host())).encode()).hexdigest()
-
-
-def engine(machine: LockStep, natives: dict[int, Native] = {}) -> Engine | None:  # noqa: B006
+def engine(machine: LockStep) -> Engine | None:
     """Return what runs compiled blocks for a chunk; None where NumPy has to run all."""
     program = machine.program
     if config.emulator() == "numpy" or not _suits(machine):
@@ -252,7 +254,7 @@ class Engine:
         self._context, self._blocks = Record(CONTEXT), Record(BLOCK, max(len(program.blocks), 1))
         self._records = np.zeros(1 + len(ACCESS) * max(len(translation.moves), 1), np.int64)
         self._accesses = self._records[1:].reshape(-1, len(ACCESS))
-        run, access = self._native.runtime()
+        run, access = turns()
         self._run: Run = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(run)
         self._records[0] = access
         kinds = [np.dtype(np.bool_ if kind == "?" else kind) for kind in translation.stored]
@@ -266,7 +268,8 @@ class Engine:
         self._full = np.ones(threads + FLAGS, np.uint8)
         self._addresses, self._bases = np.zeros((2, threads), np.int64)
         self._bases += machine.shared.base
-        self._lanes, self._before = np.zeros(threads + 1, np.int32), np.zeros(32 * threads, np.int64)
+        self._lanes, self._every_lane = np.zeros(threads + 1, np.int32), np.arange(threads, dtype=np.int32)
+        self._touched = np.empty((4, 32 * threads), np.int64)
         self._entries = np.zeros((ENTRIES + 1, ENTRY), np.int64)
         self._slots = np.zeros(layout.SLOTS, np.int32)
         self._entries[:, 0] = -1
@@ -280,7 +283,8 @@ class Engine:
         buffers = {
             "places": self._places, "mask": self._mask, "full": self._full, "ran": self._ran,
             "registers": self._registers, "addresses": self._addresses, "lanes": self._lanes,
-            "before": self._before, "goes": self._goes, "blocks": self._blocks.words, "access": self._records,
+            "every_lane": self._every_lane, "before": self._touched[0], "where": self._touched[1],
+            "stamps": self._touched[2], "who": self._touched[3], "goes": self._goes, "blocks": self._blocks.words, "access": self._records,
             "parameters": machine.parameters, "memory": machine.memory.data, "shared": machine.shared.data,
             "bases": self._bases, "arrays": self._arrays, "entries": self._entries, "slots": self._slots,
         }  # fmt: skip

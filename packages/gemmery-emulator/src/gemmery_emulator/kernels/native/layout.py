@@ -19,11 +19,11 @@ FLAGS = 8  # bytes beyond the threads in arrays of flags
 # A launch: sizes, where threads are, buffers by thread, tables of blocks and registers, memory, races, counts.
 CONTEXT = (
     "threads block_threads warps stop at uniform steps budget elapsed ended "
-    "places mask full ran registers addresses lanes before goes blocks access parameters "
+    "places mask full ran registers addresses lanes every_lane before where stamps who goes blocks access parameters "
     "memory shared bases shared_limit arrays array_count "
-    "followed alike clocked known clock each_warp ticks clock_limit many "
-    "written read read_too granules shift races "
-    "grid narrow grid_shift last other updated updated_too thread_at block_at clock_at someone one_block first_block "
+    "alike clocked known clock each_warp ticks clock_limit many seen_by_all begins own_lane own_stamp own_clock "
+    "written read read_too shift races "
+    "grid narrow grid_shift last other updated updated_too thread_at clock_at someone one_block "
     "written_low written_high read_low read_high atomic "
     "entries slots used"
 ).split()

@@ -72,28 +72,23 @@ def _leave_if(f: Function, condition: Value, value: int = 1) -> None:
 
 
 def _shared_unordered(module: Module) -> None:
-    """Whether nothing orders an earlier access of another thread before thread `t`."""
-    with module.function(
-        "shared_unordered", ("ptr", "ctx"), ("i64", "then"), ("i64", "t"), local=True, returns="i64"
-    ) as f:
-        g, then, t = Fields(f, f["ctx"], CONTEXT), f["then"], f["t"]
-        threads, warps = g.get("block_threads"), g.get("each_warp")
-        other = then & THREAD
-        _leave_if(f, other.equals(over(f, t, threads, "urem")), 0)
+    """Whether nothing orders an earlier access of another thread before thread `t`, whose stamp is `own`."""
+    params = (("ptr", "ctx"), ("i64", "then"), ("i64", "own"), ("i64", "t"))
+    with module.function("shared_unordered", *params, local=True, returns="i64") as f:
+        g, then = Fields(f, f["ctx"], CONTEXT), f["then"]
         _leave_if(f, (then & UNDER_WAY).differs(0))
-        row = (t >> 5) * warps + (other >> 5)
-        late = (then >> CLOCK_AT) > word(f, g.pointer("known"), row)
-        f.ret(f.emit("i64", f"zext {late} to i64"))
+        _leave_if(f, ((then ^ f["own"]) & THREAD).equals(0), 0)
+        row = (f["t"] >> 5) * g.get("each_warp") + ((then & THREAD) >> 5)
+        f.ret(_number(f, (then >> CLOCK_AT) > word(f, g.pointer("known"), row)))
 
 
 def _grid_unordered(module: Module) -> None:
-    """The same for an earlier access to global memory, whose stamp is `own`."""
+    """The same for an earlier access to global memory."""
     params = (("ptr", "ctx"), ("i64", "then"), ("i64", "own"), ("i64", "t"))
     with module.function("grid_unordered", *params, local=True, returns="i64") as f:
         g, then, t = Fields(f, f["ctx"], CONTEXT), f["then"], f["t"]
         someone, one_block = g.get("someone"), g.get("one_block")
         apart = then ^ f["own"]
-        _leave_if(f, then.equals(0), 0)
         _leave_if(f, (apart & someone).equals(0), 0)
         _leave_if(f, (apart & one_block).differs(0))
         threads, warps = g.get("block_threads"), g.get("each_warp")
@@ -101,108 +96,132 @@ def _grid_unordered(module: Module) -> None:
         block = over(f, t, threads, "udiv") * g.get("many")
         own_warp = over(f, t, threads, "urem") >> 5
         row = (block * warps + own_warp) * warps + (second >> 5)
-        late = (then >> g.get("clock_at")) > word(f, g.pointer("known"), row)
-        f.ret(f.emit("i64", f"zext {late} to i64"))
+        f.ret(_number(f, (then >> g.get("clock_at")) > word(f, g.pointer("known"), row)))
+
+
+def _number(f: Function, flag: Value) -> Value:
+    return f.emit("i64", f"zext {flag} to i64")
+
+
+def _listed(f: Function, lanes: Value, i: Value) -> Value:
+    return f.emit("i64", f"sext {f.load('i32', lanes + i * 4, 4)} to i64")
+
+
+class _Touched:
+    """What the lanes of an access touch: a place, a thread and a stamp for each, in arrays."""
+
+    def __init__(self, f: Function, g: Fields, count: Value) -> None:
+        self._f, self._count = f, count
+        self._where, self._stamps, self._threads = (g.pointer(name) for name in ("where", "stamps", "who"))
+
+    def put(self, number: Value, place: Value, stamp: Value, t: Value) -> None:
+        """Put an element into the arrays."""
+        for table, value in ((self._where, place), (self._stamps, stamp), (self._threads, t)):
+            put(self._f, table, number, value)
+
+    def thread(self, number: Value) -> Value:
+        """Return the thread of an element."""
+        return word(self._f, self._threads, number)
+
+    def each(self, body: Callable[[Value, Value, Value], None], backwards: bool = False) -> None:
+        """For each element: its number, its place and its stamp."""
+        f = self._f
+        with f.loop(0, self._count) as k:
+            number = self._count - 1 - k if backwards else k
+            body(number, word(f, self._where, number), word(f, self._stamps, number))
 
 
 def _shared(module: Module) -> None:
     """Check an access of the first `n` listed lanes to shared memory, then keep it; 1 if Python has to look at it."""
-    params = (("ptr", "ctx"), ("ptr", "desc"), ("i64", "n"))
+    params = (("ptr", "ctx"), ("ptr", "desc"), ("ptr", "lanes"), ("i64", "n"))
     with module.function("shared_races", *params, local=True, returns="i64") as f:
         g, d, n = Fields(f, f["ctx"], CONTEXT), Fields(f, f["desc"], ACCESS), f["n"]
-        threads, own_index = g.get("block_threads"), d.get("index") << INDEX_AT
-        lanes, addresses, before = (g.pointer(name) for name in ("lanes", "addresses", "before"))
+        addresses, before, clock, own_lane = (g.pointer(name) for name in ("addresses", "before", "clock", "own_lane"))
         written, read, read_too = (g.pointer(name) for name in ("written", "read", "read_too"))
-        shift, clock = g.get("shift"), g.pointer("clock")
-        granules = g.get("granules")
-        pieces = d.get("width") >> shift
+        shift, own_index, begins = g.get("shift"), d.get("index") << INDEX_AT, g.pointer("begins")
+        pieces, seen = d.get("width") >> shift, (g.get("seen_by_all") + 1) << CLOCK_AT
+        stores, bad = d.get("stores").differs(0), f.var(f.index(0))
+        touched = _Touched(f, g, n * pieces)
 
-        def each(body: Callable[[Value, Value, Value], None]) -> None:
-            """For each lane and granule: its number, its place and its thread."""
-            with f.loop(0, n) as i:
-                t = f.emit("i64", f"sext {f.load('i32', lanes + i * 4, 4)} to i64")
-                block = over(f, t, threads, "udiv") * granules
-                first = (word(f, addresses, t) >> shift) + block
-                with f.loop(0, pieces) as piece:
-                    body(i * pieces + piece, first + piece, t)
+        def check(table: Value, place: Value, stamp: Value, t: Value) -> None:
+            then = word(f, table, place)
+            with f.if_(then >= seen):
+                bad.value = bad.value + called(f, "shared_unordered", f["ctx"], then, stamp, t)
 
-        def stamp(t: Value) -> Value:
-            own = over(f, t, threads, "urem")
-            return (word(f, clock, t >> 5) << CLOCK_AT) + own_index + own
+        with f.loop(0, n) as i:
+            t = _listed(f, f["lanes"], i)
+            first = (word(f, addresses, t) >> shift) + word(f, begins, t)
+            stamp = (word(f, clock, t >> 5) << CLOCK_AT) + own_index + word(f, own_lane, t)
+            with f.loop(0, pieces) as piece:
+                place = first + piece
+                touched.put(i * pieces + piece, place, stamp, t)
+                check(written, place, stamp, t)
+                with f.if_(stores):
+                    check(read, place, stamp, t)
+                    check(read_too, place, stamp, t)
+                with f.else_():
+                    bad.value = bad.value + _number(f, word(f, written, place).equals(0))
+        _leave_if(f, bad.value.differs(0))
 
-        bad = f.var(f.index(0))
-
-        def check(place: Value, t: Value, table: Value) -> None:
-            bad.value = bad.value + called(f, "shared_unordered", f["ctx"], word(f, table, place), t)
-
-        def check_read(number: Value, place: Value, t: Value) -> None:
-            never = f.emit("i64", f"zext {word(f, written, place).equals(0)} to i64")
-            bad.value = bad.value + never
-            check(place, t, written)
-
-        def check_write(number: Value, place: Value, t: Value) -> None:
-            under_way = f.emit("i64", f"zext {(word(f, written, place) & UNDER_WAY).differs(0)} to i64")
-            bad.value = bad.value + under_way
-            for table in (written, read, read_too):
-                check(place, t, table)
+        def another(a: Value, b: Value) -> Value:
+            return ((a ^ b) & THREAD).differs(0)
 
         def take(table: Value) -> Callable[[Value, Value, Value], None]:
-            def taken(number: Value, place: Value, t: Value) -> None:
+            def taken(number: Value, place: Value, stamp: Value) -> None:
                 put(f, before, number, word(f, table, place))
 
             return taken
 
         def keep(table: Value) -> Callable[[Value, Value, Value], None]:
-            return lambda number, place, t: put(f, table, place, stamp(t))
+            return lambda number, place, stamp: put(f, table, place, stamp)
 
-        def move_earlier(number: Value, place: Value, t: Value) -> None:
-            earlier = word(f, before, number)
-            with f.if_(((earlier ^ word(f, read, place)) & THREAD).differs(0)):
-                put(f, read_too, place, earlier)
+        with f.if_(stores):
+            touched.each(take(written))
+            touched.each(keep(written))
 
-        def move_lost(number: Value, place: Value, t: Value) -> None:
-            own = stamp(t)
-            with f.if_(((own ^ word(f, read, place)) & THREAD).differs(0)):
-                put(f, read_too, place, own)
+            def lost(number: Value, place: Value, stamp: Value) -> None:
+                bad.value = bad.value + _number(f, another(stamp, word(f, written, place)))
 
-        def lost(number: Value, place: Value, t: Value) -> None:
-            apart = ((stamp(t) ^ word(f, written, place)) & THREAD).differs(0)
-            bad.value = bad.value + f.emit("i64", f"zext {apart} to i64")
-
-        with f.if_(d.get("stores").equals(0)):
-            each(check_read)
-            _leave_if(f, bad.value.differs(0))
-            each(take(read))
-            each(keep(read))
-            each(move_earlier)
-            each(move_lost)
+            touched.each(lost)
+            with f.if_(bad.value.differs(0)):  # two threads write one place: as it was, for Python to report it
+                touched.each(
+                    lambda number, place, stamp: put(f, written, place, word(f, before, number)), backwards=True
+                )
+                leave(f, 1)
             leave(f, 0)
-        each(check_write)
-        _leave_if(f, bad.value.differs(0))
-        each(take(written))
-        each(keep(written))
-        each(lost)
-        with f.if_(bad.value.differs(0)):  # two threads write one place: as it was, for Python to report it
-            each(lambda number, place, t: put(f, written, place, word(f, before, number)))
-            leave(f, 1)
+        touched.each(take(read))
+        touched.each(keep(read))
+
+        def move_earlier(number: Value, place: Value, stamp: Value) -> None:
+            earlier, last = word(f, before, number), word(f, read, place)
+            with f.if_(another(earlier, last)):
+                put(f, read_too, place, earlier)
+            bad.value = bad.value + _number(f, another(stamp, last))
+
+        touched.each(move_earlier)
+        _leave_if(f, bad.value.equals(0), 0)
+
+        def move_lost(number: Value, place: Value, stamp: Value) -> None:
+            with f.if_(another(stamp, word(f, read, place))):
+                put(f, read_too, place, stamp)
+
+        touched.each(move_lost)
         f.ret(f.index(0))
 
 
 def _grid(module: Module) -> None:
     """The same for global memory."""
-    params = (("ptr", "ctx"), ("ptr", "desc"), ("i64", "n"))
+    params = (("ptr", "ctx"), ("ptr", "desc"), ("ptr", "lanes"), ("i64", "n"))
     with module.function("grid_races", *params, local=True, returns="i64") as f:
         g, d, n = Fields(f, f["ctx"], CONTEXT), Fields(f, f["desc"], ACCESS), f["n"]
-        lanes, addresses, before = (g.pointer(name) for name in ("lanes", "addresses", "before"))
-        threads, shift, narrow = g.get("block_threads"), g.get("grid_shift"), g.get("narrow").differs(0)
-        clock, clock_at, thread_at, block_at = g.pointer("clock"), *(
-            g.get(name) for name in ("clock_at", "thread_at", "block_at")
-        )
-        someone, one_block, first_block, many = (
-            g.get(name) for name in ("someone", "one_block", "first_block", "many")
-        )
-        warps, access, pieces = g.get("each_warp"), d.get("access"), d.get("width") >> g.get("grid_shift")
-        result = f.var(f.index(0))
+        addresses, before, clock = (g.pointer(name) for name in ("addresses", "before", "clock"))
+        own_stamp, own_clock = g.pointer("own_stamp"), g.pointer("own_clock")
+        shift, narrow, clock_at = g.get("grid_shift"), g.get("narrow").differs(0), g.get("clock_at")
+        someone, one_block, flag = g.get("someone"), g.get("one_block"), g.get("atomic")
+        access, pieces, stores = d.get("access"), d.get("width") >> g.get("grid_shift"), d.get("stores").differs(0)
+        result, bad = f.var(f.index(0)), f.var(f.index(0))
+        low, high = f.var(f.index(1 << 62)), f.var(f.index(-1))
+        touched = _Touched(f, g, n * pieces)
 
         def at(table: Value, place: Value) -> Value:
             with f.if_(narrow):
@@ -217,116 +236,95 @@ def _grid(module: Module) -> None:
             with f.else_():
                 put(f, table, place, value)
 
-        def stamp(t: Value) -> Value:
-            block, own = over(f, t, threads, "udiv"), over(f, t, threads, "urem")
-            time = word(f, clock, block * many * warps + (own >> 5))
-            return (time << clock_at) + ((block + first_block) << block_at) + (own << thread_at) + access
+        def check(then: Value, stamp: Value, t: Value) -> None:
+            apart = f.emit("i1", f"and {then.differs(0)}, {((then ^ stamp) & someone).differs(0).text}")
+            with f.if_(apart):
+                bad.value = bad.value + called(f, "grid_unordered", f["ctx"], then, stamp, t)
 
-        def each(body: Callable[[Value, Value, Value], None], backwards: bool = False) -> None:
-            count = n * pieces
-            with f.loop(0, count) as k:
-                number = count - 1 - k if backwards else k
-                i = over(f, number, pieces, "udiv")
-                t = f.emit("i64", f"sext {f.load('i32', lanes + i * 4, 4)} to i64")
-                body(number, (word(f, addresses, t) >> shift) + over(f, number, pieces, "urem"), t)
-
-        bad = f.var(f.index(0))
-
-        def check(name: str, place: Value, t: Value) -> None:
+        def check_table(name: str) -> None:
             table = g.pointer(name)
             with f.if_(f.emit("i1", f"icmp ne {table}, null")):
-                then = at(table, place)
-                bad.value = bad.value + called(f, "grid_unordered", f["ctx"], then, stamp(t), t)
+                touched.each(lambda number, place, stamp: check(at(table, place), stamp, touched.thread(number)))
 
-        def check_all(number: Value, place: Value, t: Value) -> None:
-            then = at(g.pointer("grid"), place)
-            flag = g.get("atomic")
-            bad.value = bad.value + f.emit("i64", f"zext {((then & flag) & stores).differs(0)} to i64")
-            own = (then | flag) ^ flag
-            bad.value = bad.value + called(f, "grid_unordered", f["ctx"], own, stamp(t), t)
-            for name in ("updated", "updated_too"):
-                check(name, place, t)
-            with f.if_(stores.differs(0)):
-                for name in ("last", "other"):
-                    check(name, place, t)
-
-        def widen(name: str, place: Value) -> None:
-            g.set(f"{name}_low", f.min(g.get(f"{name}_low"), place))
-            g.set(f"{name}_high", f.max(g.get(f"{name}_high"), place))
-
-        stores = f.index(0) - d.get("stores")  # all ones for a store
-        each(check_all)
+        grid = g.pointer("grid")
+        with f.loop(0, n) as i:
+            t = _listed(f, f["lanes"], i)
+            time = word(f, clock, word(f, own_clock, t))
+            stamp = (time << clock_at) + word(f, own_stamp, t) + access
+            first = word(f, addresses, t) >> shift
+            low.value, high.value = f.min(low.value, first), f.max(high.value, first + pieces - 1)
+            with f.loop(0, pieces) as piece:
+                place = first + piece
+                touched.put(i * pieces + piece, place, stamp, t)
+                then = at(grid, place)
+                flagged = f.select(stores, then & flag, f.index(0))
+                bad.value = bad.value | flagged
+                check((then | flag) ^ flag, stamp, t)
         _leave_if(f, bad.value.differs(0))
-        with f.if_(stores.differs(0)):
-            table = g.pointer("grid")
-            each(lambda number, place, t: put(f, before, number, at(table, place)))
-            each(lambda number, place, t: store(table, place, stamp(t)))
+        for name in ("updated", "updated_too"):
+            check_table(name)
 
-            def lost(number: Value, place: Value, t: Value) -> None:
-                apart = at(table, place).differs(stamp(t))
-                bad.value = bad.value + f.emit("i64", f"zext {apart} to i64")
-                widen("written", place)
+        def widen(name: str) -> None:
+            g.set(f"{name}_low", f.min(g.get(f"{name}_low"), low.value))
+            g.set(f"{name}_high", f.max(g.get(f"{name}_high"), high.value))
 
-            each(lost)
+        def clash(table: Value) -> Callable[[Value, Value, Value], None]:
+            def counted(number: Value, place: Value, stamp: Value) -> None:
+                bad.value = bad.value + _number(f, at(table, place).differs(stamp))
+
+            return counted
+
+        with f.if_(stores):
+            for name in ("last", "other"):
+                check_table(name)
+            _leave_if(f, bad.value.differs(0))
+            touched.each(lambda number, place, stamp: put(f, before, number, at(grid, place)))
+            touched.each(lambda number, place, stamp: store(grid, place, stamp))
+            touched.each(clash(grid))
             with f.if_(bad.value.differs(0)):
-                each(lambda number, place, t: store(table, place, word(f, before, number)), backwards=True)
+                touched.each(
+                    lambda number, place, stamp: store(grid, place, word(f, before, number)), backwards=True
+                )
                 leave(f, 1)
+            widen("written")
             leave(f, 0)
-        table, other = g.pointer("last"), g.pointer("other")
-        _leave_if(f, f.is_null(table))
-        clashes = f.var(f.index(0))
+        _leave_if(f, bad.value.differs(0))
+        last, other = g.pointer("last"), g.pointer("other")
+        widen("read")
 
-        def replace(place: Value, candidate: Value, last: Value) -> None:
+        def replace(place: Value, candidate: Value, latest: Value) -> None:
             """Keep a thread besides the last one, of another block if possible."""
-            differs = ((candidate ^ last) & someone).differs(0)
+            differs = ((candidate ^ latest) & someone).differs(0)
             with f.if_(f.emit("i1", f"and {differs}, {candidate.differs(0).text}")):
                 now = at(other, place)
-                free = f.emit("i1", f"or {now.equals(0)}, {((now ^ last) & one_block).equals(0).text}")
-                free = f.emit("i1", f"or {free}, {((candidate ^ last) & one_block).differs(0).text}")
+                free = f.emit("i1", f"or {now.equals(0)}, {((now ^ latest) & one_block).equals(0).text}")
+                free = f.emit("i1", f"or {free}, {((candidate ^ latest) & one_block).differs(0).text}")
                 with f.if_(free):
                     store(other, place, candidate)
 
-        each(lambda number, place, t: put(f, before, number, at(table, place)))
-
-        def last_one(number: Value, place: Value, t: Value) -> None:
-            store(table, place, stamp(t))
-            widen("read", place)
-
-        each(last_one)
-
-        def clash(number: Value, place: Value, t: Value) -> None:
-            apart = at(table, place).differs(stamp(t))
-            clashes.value = clashes.value + f.emit("i64", f"zext {apart} to i64")
-
-        each(clash)
-
-        def when_last(body: Callable[[Value, Value, Value], None]) -> Callable[[Value, Value, Value], None]:
-            def those(number: Value, place: Value, t: Value) -> None:
-                mark = word(f, before, number)
-                with f.if_(mark.differs(-1)):
-                    body(number, place, t)
-
-            return those
-
-        with f.if_(clashes.value.equals(0)):
-            each(lambda number, place, t: replace(place, word(f, before, number), stamp(t)))
+        touched.each(lambda number, place, stamp: put(f, before, number, at(last, place)))
+        touched.each(lambda number, place, stamp: store(last, place, stamp))
+        touched.each(clash(last))
+        with f.if_(bad.value.equals(0)):
+            touched.each(lambda number, place, stamp: replace(place, word(f, before, number), stamp))
             leave(f, 0)
 
-        def unmark(number: Value, place: Value, t: Value) -> None:
+        def unmark(number: Value, place: Value, stamp: Value) -> None:
             """Lanes whose place a later one reads too count once."""
-            with f.if_(at(table, place).differs(stamp(t))):
+            with f.if_(at(last, place).differs(stamp)):
                 put(f, before, number, f.index(-1))
 
-        each(unmark)
-        each(lambda number, place, t: store(table, place, stamp(t)), backwards=True)  # now the first lane of each place
+        def settle(number: Value, place: Value, stamp: Value) -> None:
+            earlier = word(f, before, number)
+            with f.if_(earlier.differs(-1)):
+                first = at(last, place)
+                store(last, place, stamp)
+                replace(place, earlier, stamp)
+                replace(place, first, stamp)
 
-        def settle(number: Value, place: Value, t: Value) -> None:
-            first, own = at(table, place), stamp(t)
-            store(table, place, own)
-            replace(place, word(f, before, number), own)
-            replace(place, first, own)
-
-        each(when_last(settle))
+        touched.each(unmark)
+        touched.each(lambda number, place, stamp: store(last, place, stamp), backwards=True)  # of each place the first
+        touched.each(settle)
         f.ret(f.index(0))
 
 
@@ -407,58 +405,77 @@ def _count(module: Module) -> None:
 
 def _access(module: Module) -> None:
     """Check an access, keep it for later checks and count it; 1 if Python has to execute it."""
+    wide, flags = vector(LANES, "i64"), vector(LANES, "i8")
     with module.function("access", ("ptr", "ctx"), ("ptr", "desc"), ("ptr", "mask"), returns="i64") as f:
         g, d, mask = Fields(f, f["ctx"], CONTEXT), Fields(f, f["desc"], ACCESS), f["mask"]
         threads, width, shared = g.get("threads"), d.get("width"), d.get("shared").differs(0)
-        addresses, lanes = g.pointer("addresses"), g.pointer("lanes")
+        addresses = g.pointer("addresses")
         _leave_if(f, d.get("seen").equals(0))
         _leave_if(f, d.get("refused").differs(0))
         _leave_if(f, g.get("used") + g.get("warps") > f.index(layout.ENTRIES))
-        count = f.var(f.index(0))
-        with f.loop(0, threads) as t:
-            f.store(f.emit("i32", f"trunc {t} to i32"), lanes + count.value * 4, 4)
-            count.value = count.value + byte(f, mask, t)
-        n = count.value
-        _leave_if(f, n.equals(0), 0)
-        bad, starts, stops = f.var(f.index(0)), f.var(f.index(0)), f.var(f.index(-1))
-        arrays, arrays_count, limit = g.pointer("arrays"), g.get("array_count"), g.get("shared_limit") - width
-        with f.loop(0, n) as i:
-            t = f.emit("i64", f"sext {f.load('i32', lanes + i * 4, 4)} to i64")
-            address = word(f, addresses, t)
-            bad.value = bad.value | (address & (width - 1))
-            with f.if_(shared):
-                outside = f.emit("i1", f"or {address < 0}, {(address > limit).text}")
-                bad.value = bad.value | f.emit("i64", f"zext {outside} to i64")
-            with f.else_():
-                end = address + width
-                outside = f.emit("i1", f"or {address < starts.value}, {(end > stops.value).text}")
-                with f.if_(outside):
-                    starts.value, stops.value = f.index(0), f.index(-1)
-                    with f.loop(0, arrays_count) as k:
-                        start, stop = word(f, arrays, k * 2), word(f, arrays, k * 2 + 1)
-                        inside = f.emit("i1", f"and {address >= start}, {(end <= stop).text}")
-                        with f.if_(inside):
-                            starts.value, stops.value = start, stop
-                    bad.value = bad.value | f.emit("i64", f"zext {stops.value < 0} to i64")
-        _leave_if(f, bad.value.differs(0))
+        bad, low, high, joined = (
+            f.var(value) for value in (f.index(0), f.const(wide, 1 << 62), f.const(wide, -(1 << 62)), f.zero(wide))
+        )
+        with f.loop(0, threads, LANES) as t:
+            some = f.emit(vector(LANES, "i1"), f"icmp ne {f.load(flags, mask + t)}, zeroinitializer")
+            each = f.load(wide, addresses + t * WORD)
+            joined.value = joined.value | f.select(some, each, f.zero(wide))
+            low.value = f.overloaded("llvm.smin", low.value, f.select(some, each, f.const(wide, 1 << 62)))
+            high.value = f.overloaded("llvm.smax", high.value, f.select(some, each, f.const(wide, -(1 << 62))))
+        least, most, every = (
+            f.intrinsic(f"llvm.vector.reduce.{how}.v{LANES}i64", "i64", each.value)
+            for how, each in (("smin", low), ("smax", high), ("or", joined))
+        )
+        _leave_if(f, least > most, 0)  # nobody is active
+        _leave_if(f, (every & (width - 1)).differs(0))
+        lanes, n = f.var(g.pointer("every_lane")), f.var(threads)
+        with f.if_(f.emit("i1", f"icmp ne {mask}, {g.pointer('full').text}")):
+            lanes.value, n.value = g.pointer("lanes"), f.index(0)
+            with f.loop(0, threads) as t:
+                f.store(f.emit("i32", f"trunc {t} to i32"), lanes.value + n.value * 4, 4)
+                n.value = n.value + byte(f, mask, t)
         with f.if_(shared):
+            outside = f.emit("i1", f"or {least < 0}, {(most > g.get('shared_limit') - width).text}")
+            _leave_if(f, outside)
             with f.if_(g.get("races").differs(0)):
-                own, followed = g.get("block_threads"), g.get("followed")
-                with f.if_(g.get("alike") > f.index(1)):  # one block stands for all, as long as all do the same
-                    with f.loop(own, threads) as t:
-                        first = over(f, t, own, "urem")
-                        here, there = byte(f, mask, t), byte(f, mask, first)
-                        apart = word(f, addresses, t) ^ word(f, addresses, first)
-                        bad.value = bad.value | (here ^ there) | f.select(here.differs(0), apart, f.index(0))
-                    _leave_if(f, bad.value.differs(0))
-                checked = f.var(f.index(0))
-                with f.loop(0, n) as i:
-                    t = f.emit("i64", f"sext {f.load('i32', lanes + i * 4, 4)} to i64")
-                    checked.value = checked.value + f.emit("i64", f"zext {t < followed} to i64")
-                with f.if_(checked.value > f.index(0)):
-                    _leave_if(f, called(f, "shared_races", f["ctx"], f["desc"], checked.value).differs(0))
-        with f.else_(), f.if_(d.get("follows").differs(0)):
-            _leave_if(f, called(f, "grid_races", f["ctx"], f["desc"], n).differs(0))
+                alike = g.get("alike")
+                with f.if_(alike > f.index(1)):  # one block stands for all, as long as all do the same
+                    own, apart = g.get("block_threads"), f.var(f.zero(wide))
+                    with f.loop(1, alike) as block, f.loop(0, own, LANES) as t:
+                        there = block * own + t
+                        here = f.load(flags, mask + t)
+                        unlike = f.load(flags, mask + there) ^ here
+                        apart.value = apart.value | f.convert("zext", unlike, "i64")
+                        some = f.emit(vector(LANES, "i1"), f"icmp ne {here}, zeroinitializer")
+                        differs = f.load(wide, addresses + there * WORD) ^ f.load(wide, addresses + t * WORD)
+                        apart.value = apart.value | f.select(some, differs, f.zero(wide))
+                    together = f.intrinsic(f"llvm.vector.reduce.or.v{LANES}i64", "i64", apart.value)
+                    _leave_if(f, together.differs(0))
+                    n.value = over(f, n.value, alike, "udiv")
+                _leave_if(f, called(f, "shared_races", f["ctx"], f["desc"], lanes.value, n.value).differs(0))
+        with f.else_():
+            starts, stops = f.var(f.index(0)), f.var(f.index(-1))
+            arrays, arrays_count = g.pointer("arrays"), g.get("array_count")
+
+            def find(address: Value) -> None:
+                """Find the array that holds an access."""
+                starts.value, stops.value = f.index(0), f.index(-1)
+                with f.loop(0, arrays_count) as k:
+                    start, stop = word(f, arrays, k * 2), word(f, arrays, k * 2 + 1)
+                    inside = f.emit("i1", f"and {address >= start}, {(address + width <= stop).text}")
+                    with f.if_(inside):
+                        starts.value, stops.value = start, stop
+
+            find(least)
+            with f.if_(most + width > stops.value), f.loop(0, n.value) as i:
+                address = word(f, addresses, _listed(f, lanes.value, i))
+                outside = f.emit("i1", f"or {address < starts.value}, {(address + width > stops.value).text}")
+                with f.if_(outside):
+                    find(address)
+                    bad.value = bad.value | _number(f, stops.value < 0)
+            _leave_if(f, bad.value.differs(0))
+            with f.if_(d.get("follows").differs(0)):
+                _leave_if(f, called(f, "grid_races", f["ctx"], f["desc"], lanes.value, n.value).differs(0))
         f.ret(called(f, "count", f["ctx"], f["desc"], mask))
 
 
@@ -547,14 +564,17 @@ def _run(module: Module) -> None:
                 _leave_if(f, f.emit("i1", f"or {parted}, {late.text}"), layout.END)
                 with f.if_(g.get("clocked").differs(0)):
                     each, clock, known = g.get("each_warp"), g.pointer("clock"), g.pointer("known")
+                    least = f.var(f.index(1 << 62))
                     with f.loop(0, g.get("clocked")) as block:
                         with f.loop(0, each) as warp, f.loop(0, each) as other:
                             seen = word(f, clock, block * each + other)
                             put(f, known, (block * each + warp) * each + other, seen)
                         with f.loop(0, each) as warp:
                             place = block * each + warp
+                            least.value = f.min(least.value, word(f, clock, place))
                             put(f, clock, place, word(f, clock, place) + 1)
                     g.add("ticks", 1)
+                    g.set("seen_by_all", least.value)
                 go(following)
             with f.if_(way.equals(layout.BRANCHES)):
                 target = b.get("target")

@@ -24,7 +24,12 @@ class Races:
         orders = self._orders
         self.meets = not (orders.publishes or orders.hands_over)  # whether a barrier changes clocks alone
         self._follows = [index for index in translation.moves if self._global.checks(index)]
-        self._translation, self._passed = translation, False
+        self._translation = translation
+        self._threads = np.arange(machine.threads)
+        self._own_lane = self._threads % machine.block_threads
+        self._own_block = self._threads // machine.block_threads
+        self._begins = self._own_stamp = self._own_clock = np.zeros(0, np.int64)
+        self._made_for: tuple[int, ...] = ()
 
     def allows(self, index: int) -> bool:
         """Whether an access orders nothing, and is plain enough for compiled code."""
@@ -42,13 +47,20 @@ class Races:
         clocks.settle()
         shared = history.tables()
         several = clocks.blocks > 1
+        made_for = several, shared.granules, grid.first
+        if made_for != self._made_for:
+            self._make(several, shared.granules)
+            self._made_for = made_for
         numbers = {
             "races": 1,
             "alike": self._shared.followed.alike,
-            "followed": clocks.blocks * self._machine.block_threads,
             "clocked": clocks.blocks,
             "many": several,
-            "granules": shared.granules,
+            "seen_by_all": int(clocks.known.min()),
+            "begins": self._begins,
+            "own_lane": self._own_lane,
+            "own_stamp": self._own_stamp,
+            "own_clock": self._own_clock,
             "shift": shared.shift,
             "ticks": 0,
             "clock_limit": NEVER,
@@ -83,6 +95,14 @@ class Races:
             narrow[followed] = True
         accesses[:, names.index("refused")] = narrow
         return True
+
+    def _make(self, several: bool, granules: int) -> None:
+        """Make what compiled code adds to the addresses and stamps of each thread."""
+        fields, warps = self._global.grid.fields, self._machine.block_threads // 32
+        self._begins = self._own_block * granules if several else np.zeros_like(self._own_block)
+        self._own_clock = (self._own_block * warps if several else 0) + (self._own_lane >> 5)
+        number = self._own_block + self._global.grid.first
+        self._own_stamp = (number << fields.block_at) + (self._own_lane << fields.thread_at)
 
     def settle(self, context: Record) -> None:
         """Take over what compiled code has done."""

@@ -35,7 +35,8 @@ PAUSE = 64  # blocks that Python executes after several calls that came to nothi
 SHARE = 0.75  # of a block's instructions that must have code
 # What decides when a block is compiled, in seconds: NumPy's time for an instruction and for one of its threads, and
 # LLVM's for a module and for an instruction.
-STEP, THREAD, MODULE, INSTRUCTION = 10e-6, 1.5e-9, 40e-3, 2e-3
+STEP, THREAD, MODULE, INSTRUCTION = 10e-6, 1.5e-9, 30e-3, 0.8e-3
+SOON, OFTEN = 5e-3, 3  # seconds before blocks are chosen, which were executed so often
 FOREIGN = frozenset(("wgmma", "tcgen05", "mapa"))  # of kernels that stay with NumPy
 
 Run = Callable[[int], int]
@@ -50,7 +51,7 @@ class Native:
         self.translation = Translation(program, self.target)
         self.code: dict[int, int] = {}  # the address of each compiled block
         self.counts = [0] * len(program.blocks)
-        self._spent = 0.0
+        self._spent, self._chosen, self._cost = 0.0, [0][:0], 0.0
         shares = [self.translation.share(block) for block in program.blocks]
         self.fit = [share >= SHARE and not block.waits for share, block in zip(shares, program.blocks, strict=True)]
         self.lengths = [block.last - block.first for block in program.blocks]
@@ -61,26 +62,45 @@ class Native:
         if at in self.code or not self.fit[at]:
             return False
         self.counts[at] += 1
+        if self._eager:
+            self._compile([each for each, fits in enumerate(self.fit) if fits and each not in self.code])
+            return True
         self._spent += self.lengths[at] * (STEP + THREAD * threads)
-        if not self._eager and (self._spent < MODULE or self.counts[at] < 3):
+        if not self._chosen and self._spent > SOON:
+            self._choose()
+        if not self._chosen or self._spent < self._cost:
             return False
-        chosen = [
-            each
-            for each, count in enumerate(self.counts)
-            if self.fit[each] and each not in self.code and (self._eager or count >= 3)
-        ]
-        if not self._eager and self._spent < MODULE + INSTRUCTION * sum(self.lengths[each] for each in chosen):
-            return False
-        self._spent = 0.0
-        self.compile(chosen)
+        self._compile(self._chosen)
+        self._spent, self._chosen = 0.0, []
         return True
 
-    def compile(self, blocks: Iterable[int]) -> None:
+    def _choose(self) -> None:
+        """Choose the blocks in loops; to compile them once that has been as long as it takes, at once if it is done."""
+        often = [each for each, count in enumerate(self.counts) if self.fit[each] and count >= OFTEN]
+        self._chosen = [each for each in often if each not in self.code]
+        if not self._chosen:
+            self._spent = 0.0
+            return
+        self._cost = MODULE + INSTRUCTION * sum(self.lengths[each] for each in self._chosen)
+        if jit.keeps(self.target) and jit.stored(self.target, _name(self._text(self._chosen))):
+            self._cost = 0.0
+
+    @functools.lru_cache(maxsize=1)  # noqa: B019
+    def _made(self, blocks: tuple[int, ...]) -> str:
+        return str(self.translation.module(blocks))
+
+    def _text(self, blocks: Iterable[int]) -> str:
+        return self._made(tuple(blocks))
+
+    def _compile(self, blocks: Iterable[int]) -> None:
         """Compile blocks, or load them from the cache."""
-        text = str(self.translation.module(blocks))
-        name = f"emulated blocks {hashlib.sha256(text.encode()).hexdigest()}"
-        functions = jit.load(self.target, name, lambda: text)
+        text = self._text(blocks)
+        functions = jit.load(self.target, _name(text), lambda: text)
         self.code |= {int(each.partition("_")[2]): address for each, address in functions.items()}
+
+
+def _name(text: str) -> str:
+    return f"emulated blocks {hashlib.sha256(text.encode()).hexdigest()}"
 
 
 @functools.cache
@@ -294,7 +314,9 @@ class Engine:
         for index, number in translation.number.items():
             form: Any = translation.forms[index]
             fields = (index, form.space == "shared", form.stores, form.width, 0, 0, 0, ENTRIES, number, 0)
-            self._accesses[number] = fields
+            kept = translation.registers_of(form)
+            size = form.width // len(form.elements)
+            self._accesses[number] = (*fields, len(kept), size, *(kept + 4 * [0])[:4])
             if self._races is not None and not self._races.allows(index):
                 del self._unseen[index]
         for number, block in enumerate(program.blocks):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from gemmery.cpu.ir import Function, Value
 
 WORD = 8  # bytes of a field
-LANES = 16  # threads whose values are in one vector
+LANES = 8  # threads whose values are in one vector
 # Entries for different accesses of warps: what was accessed, by which lanes, how often, a hash, then 32 addresses.
 ENTRY, ENTRIES, SLOTS = 40, 8192, 1 << 14
 RELATIVE = 8  # the word of an entry with its first address
@@ -28,7 +28,7 @@ CONTEXT = (
     "entries slots used"
 ).split()
 # An instruction that accesses memory.
-ACCESS = "index shared stores width follows access seen latest number refused".split()
+ACCESS = "index shared stores width follows access seen latest number refused elements size first second third fourth".split()
 # A basic block; `ready` is the address of its code.
 BLOCK = (
     "ready first last way target guarded gathers diverged every_warp every_thread branches divergent barrier".split()

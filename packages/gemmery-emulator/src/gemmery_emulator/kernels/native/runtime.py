@@ -33,6 +33,7 @@ def module(target: Target) -> Module:
     _shared(module)
     _grid(module)
     _count(module)
+    _move(module)
     _access(module)
     _run(module)
     return module
@@ -434,6 +435,7 @@ def _access(module: Module) -> None:
             with f.loop(0, threads) as t:
                 f.store(f.emit("i32", f"trunc {t} to i32"), lanes.value + n.value * 4, 4)
                 n.value = n.value + byte(f, mask, t)
+        every_one = f.var(n.value)
         with f.if_(shared):
             outside = f.emit("i1", f"or {least < 0}, {(most > g.get('shared_limit') - width).text}")
             _leave_if(f, outside)
@@ -476,7 +478,42 @@ def _access(module: Module) -> None:
             _leave_if(f, bad.value.differs(0))
             with f.if_(d.get("follows").differs(0)):
                 _leave_if(f, called(f, "grid_races", f["ctx"], f["desc"], lanes.value, n.value).differs(0))
-        f.ret(called(f, "count", f["ctx"], f["desc"], mask))
+        called(f, "count", f["ctx"], f["desc"], mask)
+        with f.if_(d.get("elements").differs(0)):
+            called(f, "move", f["ctx"], f["desc"], lanes.value, every_one.value)
+        f.ret(f.index(0))
+
+
+def _move(module: Module) -> None:
+    """Load or store the elements of the first `n` listed lanes, which registers of the same size hold."""
+    params = (("ptr", "ctx"), ("ptr", "desc"), ("ptr", "lanes"), ("i64", "n"))
+    with module.function("move", *params, local=True, returns="i64") as f:
+        g, d, n = Fields(f, f["ctx"], CONTEXT), Fields(f, f["desc"], ACCESS), f["n"]
+        addresses, registers, bases = (g.pointer(name) for name in ("addresses", "registers", "bases"))
+        shared, stores = d.get("shared").differs(0), d.get("stores").differs(0)
+        memory = f.select(shared, g.pointer("shared"), g.pointer("memory"))
+        inside = f.select(shared, f.index(-1), f.index(0))
+
+        def moves(size: int, stores: bool) -> None:
+            for place, name in enumerate(("first", "second", "third", "fourth")):
+                with f.if_(d.get("elements") > f.index(place)):
+                    values = f.load("ptr", registers + d.get(name) * WORD, 8)
+                    with f.loop(0, n) as i:
+                        t = _listed(f, f["lanes"], i)
+                        at = memory + (word(f, addresses, t) + (word(f, bases, t) & inside) + place * size)
+                        here, type_ = values + t * size, f"i{8 * size}"
+                        if stores:
+                            f.store(f.load(type_, here, size), at, size)
+                        else:
+                            f.store(f.load(type_, at, size), here, size)
+
+        for size in (4, 8):
+            with f.if_(d.get("size").equals(size)):
+                with f.if_(stores):
+                    moves(size, True)
+                with f.else_():
+                    moves(size, False)
+        f.ret(f.index(0))
 
 
 # ---- turns ----

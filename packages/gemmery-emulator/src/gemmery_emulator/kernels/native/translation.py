@@ -186,6 +186,13 @@ class Translation:
     def _parameters(self) -> dict[str, int]:
         return {parameter.name: parameter.offset for parameter in self.program.kernel.parameters}
 
+    def registers_of(self, move: Move) -> list[int]:
+        """Return the registers that an access moves as they are kept; none if a value has to be converted."""
+        slots = [self.program.slots.get(each.name) for each in move.elements if isinstance(each, Register)]
+        size = int(NUMPY[move.kind][1])
+        kept = [slot for slot in slots if slot is not None and self.stored[slot][1:] == str(size)]
+        return kept if len(kept) == len(move.elements) <= 4 and size >= 4 else []
+
     # ---- registers ----
 
     def slots(self, instruction: Instruction) -> list[int]:
@@ -272,6 +279,8 @@ class _Function:
         passed = f.result_of(table, "i64", f["ctx"], record, f["mask"])
         with f.if_(passed.differs(0)):
             leave(f, index + 1)
+        if self._translation.registers_of(move):
+            return  # the check has moved the data, too
         dtype = NUMPY[move.kind]
         element = TYPES[dtype]
         size = SIZES[element]

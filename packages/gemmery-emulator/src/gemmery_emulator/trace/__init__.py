@@ -125,14 +125,16 @@ class Trace(Observer):
         return bool(self._open)
 
     def knows(self, index: int) -> bool:
-        """Whether no further access of an instruction matters: its own is recorded, and those that wait for it."""
+        """Whether an access of an instruction is recorded."""
+        return any((self._launch, index, space) in self.accesses for space in ("global", "shared"))
 
-        def recorded(each: int) -> bool:
-            return any((self._launch, each, space) in self.accesses for space in ("global", "shared"))
+    def feeds(self, index: int) -> bool:
+        """Whether the values of a load are stored to shared memory."""
+        return index in self._feeding
 
-        feeds = index in self._feeding
-        waiting = (store for store, pieces in self._origins.items() if any(load == index for load, _ in pieces))
-        return recorded(index) and (not feeds or all(map(recorded, waiting)))
+    def fetched(self, event: Access) -> None:
+        """The latest access of a load that feeds stores."""
+        self._fetched[event.index] = event
 
     def has_diverged(self, index: int) -> bool:
         """Whether a branch has a divergence that is recorded."""

@@ -26,6 +26,7 @@ from gemmery_emulator.kernels.native.sharing import Races
 from gemmery_emulator.kernels.native.translation import Translation
 from gemmery_emulator.lockstep import LockStep
 from gemmery_emulator.lower import LoweredKernel
+from gemmery_emulator.machine import Access
 from gemmery_emulator.op import Mask
 from gemmery_emulator.trace import Trace
 
@@ -157,8 +158,22 @@ class Engine:
             slots = self._slots_of(at)
             self._export(slots)
             self._changed.update(slots)
+            block = self._program.blocks[at]
+            if self._kept and any(index in self._unseen for index in range(block.first, block.last)):
+                self._tell_fetched()
         if self._native.executed(at, self._machine.threads) and self._ready:
             self._bind_blocks()
+
+    def _tell_fetched(self) -> None:
+        """Tell the recorder of pictures what compiled blocks loaded, before it sees what is stored."""
+        assert self._trace is not None
+        threads = self._machine.threads
+        for index, kept in self._kept.items():
+            mask = kept[8 * threads :].astype(np.bool_)
+            if mask.any():
+                form: Any = self._translation.forms[index]
+                event = Access(index, "global", "ld", kept[: 8 * threads].view(np.int64).copy(), mask, form.width)
+                self._trace.fetched(event)
 
     def lend_all(self) -> None:
         """NumPy needs all registers."""
@@ -226,7 +241,8 @@ class Engine:
         self._settle()
         steps = ctx.get("steps")
         self.ran = None if self._ran[threads] else self._ran[:threads].astype(np.bool_)
-        self._failed = 0 if steps >= LEAST else self._failed + 1
+        expected = why > layout.END and why - layout.INSIDE in self._unseen  # Python executes each access once
+        self._failed = 0 if steps >= LEAST or expected else self._failed + 1
         if self._failed > 3:
             self._pause, self._failed = PAUSE, 0
         if why >= layout.END:
@@ -250,6 +266,8 @@ class Engine:
         while True:
             slots = translation.slots(instructions[index])
             self._export(slots)
+            if self._kept and index in self._unseen:
+                self._tell_fetched()
             step = self._program.single[index]
             assert step is not None
             step(self._machine, mask)
@@ -293,6 +311,7 @@ class Engine:
         self._entries = np.zeros((ENTRIES + 1, ENTRY), np.int64)
         self._slots = np.zeros(layout.SLOTS, np.int32)
         self._entries[:, 0] = -1
+        self._found = np.zeros(machine.warps, np.int64)
         arrays = [(each.start, each.stop) for each in machine.memory.allocations] or [(0, 0)]
         self._arrays = np.array(arrays, np.int64)
         numbers = {
@@ -306,17 +325,21 @@ class Engine:
             "every_lane": self._every_lane, "before": self._touched[0], "where": self._touched[1],
             "stamps": self._touched[2], "who": self._touched[3], "goes": self._goes, "blocks": self._blocks.words, "access": self._records,
             "parameters": machine.parameters, "memory": machine.memory.data, "shared": machine.shared.data,
-            "bases": self._bases, "arrays": self._arrays, "entries": self._entries, "slots": self._slots,
+            "bases": self._bases, "arrays": self._arrays, "entries": self._entries, "slots": self._slots, "found": self._found,
         }  # fmt: skip
         for name, value in (*numbers.items(), *buffers.items()):
             self._context.set(name, value)
+        self._kept: dict[int, NDArray[np.uint8]] = {}  # the latest addresses of loads, and by whom
         self._unseen = dict(translation.number)
         for index, number in translation.number.items():
             form: Any = translation.forms[index]
             fields = (index, form.space == "shared", form.stores, form.width, 0, 0, 0, ENTRIES, number, 0)
             kept = translation.registers_of(form)
             size = form.width // len(form.elements)
-            self._accesses[number] = (*fields, len(kept), size, *(kept + 4 * [0])[:4])
+            self._accesses[number] = (*fields, len(kept), size, *(kept + 4 * [0])[:4], 0)
+            if self._trace is not None and self._trace.feeds(index):
+                self._kept[index] = np.zeros(9 * threads, np.uint8)
+                self._accesses[number, -1] = self._kept[index].__array_interface__["data"][0]
             if self._races is not None and not self._races.allows(index):
                 del self._unseen[index]
         for number, block in enumerate(program.blocks):

@@ -13,6 +13,8 @@ WORD = 8  # bytes of a field
 LANES = 8  # threads whose values are in one vector
 # Entries for different accesses of warps: what was accessed, by which lanes, how often, a hash, then 32 addresses.
 ENTRY, ENTRIES, SLOTS = 40, 8192, 1 << 14
+FORM = 4  # the word of an entry that says how a whole warp's addresses follow each other:
+APART, EQUAL, CONSECUTIVE = range(3)
 RELATIVE = 8  # the word of an entry with its first address
 FLAGS = 8  # bytes beyond the threads in arrays of flags
 
@@ -25,10 +27,10 @@ CONTEXT = (
     "written read read_too shift races "
     "grid narrow grid_shift last other updated updated_too thread_at clock_at someone one_block "
     "written_low written_high read_low read_high atomic "
-    "entries slots used"
+    "entries slots used found"
 ).split()
 # An instruction that accesses memory.
-ACCESS = "index shared stores width follows access seen latest number refused elements size first second third fourth".split()
+ACCESS = "index shared stores width follows access seen latest number refused elements size first second third fourth kept".split()
 # A basic block; `ready` is the address of its code.
 BLOCK = (
     "ready first last way target guarded gathers diverged every_warp every_thread branches divergent barrier".split()

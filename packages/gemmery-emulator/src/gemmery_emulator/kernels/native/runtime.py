@@ -349,7 +349,9 @@ def _count(module: Module) -> None:
                 masks.append(mask)
                 part = f.emit("i64", f"zext {f.bitcast(mask, f'i{LANES}')} to i64")
                 bits = bits | (part << half if half else part)
-            with f.if_(bits.differs(0)):
+            with f.if_(bits.equals(0)):
+                put(f, g.pointer("found"), t >> 5, f.index(-1))
+            with f.else_():
                 first = f.intrinsic("llvm.cttz.i64", "i64", bits, Value(f, "i1", "true"))
                 base = f.broadcast(word(f, addresses, t + first) & -128, LANES)
                 relative = [
@@ -369,6 +371,7 @@ def _count(module: Module) -> None:
 
                 latest = entries + d.get("latest") * (ENTRY * WORD)
                 known = same(latest)
+                put(f, g.pointer("found"), t >> 5, d.get("latest"))
                 with f.if_(known):
                     f.store(f.load("i64", latest + 2 * WORD, 8) + 1, latest + 2 * WORD, 8)
                 with f.else_():
@@ -385,7 +388,7 @@ def _count(module: Module) -> None:
                         with f.if_(held.equals(0)):
                             used = g.get("used")
                             new = entries + used * (ENTRY * WORD)
-                            for place, value in enumerate((number, bits, f.index(0), hashed)):
+                            for place, value in enumerate((number, bits, f.index(0), hashed, _form(f, d, bits, relative))):
                                 f.store(value, new + place * WORD, 8)
                             for half, own in zip(halves, relative, strict=True):
                                 f.store(own, new + (RELATIVE + half) * WORD)
@@ -399,9 +402,27 @@ def _count(module: Module) -> None:
                         with f.if_(found):
                             f.store(f.load("i64", entry + 2 * WORD, 8) + 1, entry + 2 * WORD, 8)
                             d.set("latest", now - 1)
+                            put(f, g.pointer("found"), t >> 5, now - 1)
                         again.until(found)
                         at.value = (at.value + 1) & (layout.SLOTS - 1)
         f.ret(f.index(0))
+
+
+def _form(f: Function, d: Fields, bits: Value, relative: list[Value]) -> Value:
+    """Whether the addresses of all lanes are equal, or follow each other without gaps."""
+    wide, flag = relative[0].type, vector(LANES, "i1")
+    start = f.broadcast(f.emit("i64", f"extractelement {relative[0]}, i64 0"), LANES)
+    width = f.broadcast(d.get("width"), LANES)
+    equal = following = bits.equals(2**WARP - 1)
+    for half, own in enumerate(relative):
+        ramp = Value(f, wide, "<" + ", ".join(f"i64 {half * LANES + lane}" for lane in range(LANES)) + ">")
+        for expected, first in ((start, True), (start + width * ramp, False)):
+            same = f.bitcast(f.emit(flag, f"icmp eq {own}, {expected.text}"), f"i{LANES}").equals(-1)
+            if first:
+                equal = f.emit("i1", f"and {equal}, {same.text}")
+            else:
+                following = f.emit("i1", f"and {following}, {same.text}")
+    return f.select(equal, f.index(layout.EQUAL), f.select(following, f.index(layout.CONSECUTIVE), f.index(0)))
 
 
 def _access(module: Module) -> None:
@@ -435,7 +456,6 @@ def _access(module: Module) -> None:
             with f.loop(0, threads) as t:
                 f.store(f.emit("i32", f"trunc {t} to i32"), lanes.value + n.value * 4, 4)
                 n.value = n.value + byte(f, mask, t)
-        every_one = f.var(n.value)
         with f.if_(shared):
             outside = f.emit("i1", f"or {least < 0}, {(most > g.get('shared_limit') - width).text}")
             _leave_if(f, outside)
@@ -479,40 +499,67 @@ def _access(module: Module) -> None:
             with f.if_(d.get("follows").differs(0)):
                 _leave_if(f, called(f, "grid_races", f["ctx"], f["desc"], lanes.value, n.value).differs(0))
         called(f, "count", f["ctx"], f["desc"], mask)
+        with f.if_(d.get("kept").differs(0)):  # for pictures of what a later store copies
+            kept = d.pointer("kept")
+            with f.loop(0, threads, LANES) as t:
+                f.store(f.load(wide, addresses + t * WORD), kept + t * WORD)
+                f.store(f.load(flags, mask + t), kept + (threads * WORD + t))
         with f.if_(d.get("elements").differs(0)):
-            called(f, "move", f["ctx"], f["desc"], lanes.value, every_one.value)
+            called(f, "move", f["ctx"], f["desc"], mask)
         f.ret(f.index(0))
 
 
 def _move(module: Module) -> None:
-    """Load or store the elements of the first `n` listed lanes, which registers of the same size hold."""
-    params = (("ptr", "ctx"), ("ptr", "desc"), ("ptr", "lanes"), ("i64", "n"))
-    with module.function("move", *params, local=True, returns="i64") as f:
-        g, d, n = Fields(f, f["ctx"], CONTEXT), Fields(f, f["desc"], ACCESS), f["n"]
+    """Load or store the elements of the active lanes, which registers of the same size hold."""
+    with module.function("move", ("ptr", "ctx"), ("ptr", "desc"), ("ptr", "mask"), local=True, returns="i64") as f:
+        g, d = Fields(f, f["ctx"], CONTEXT), Fields(f, f["desc"], ACCESS)
         addresses, registers, bases = (g.pointer(name) for name in ("addresses", "registers", "bases"))
-        shared, stores = d.get("shared").differs(0), d.get("stores").differs(0)
+        shared, stores, warps = d.get("shared").differs(0), d.get("stores").differs(0), g.get("warps")
+        entries, found = g.pointer("entries"), g.pointer("found")
         memory = f.select(shared, g.pointer("shared"), g.pointer("memory"))
         inside = f.select(shared, f.index(-1), f.index(0))
+        whole = d.get("elements").equals(1)
 
-        def moves(size: int, stores: bool) -> None:
-            for place, name in enumerate(("first", "second", "third", "fourth")):
-                with f.if_(d.get("elements") > f.index(place)):
-                    values = f.load("ptr", registers + d.get(name) * WORD, 8)
-                    with f.loop(0, n) as i:
-                        t = _listed(f, f["lanes"], i)
-                        at = memory + (word(f, addresses, t) + (word(f, bases, t) & inside) + place * size)
-                        here, type_ = values + t * size, f"i{8 * size}"
-                        if stores:
-                            f.store(f.load(type_, here, size), at, size)
-                        else:
-                            f.store(f.load(type_, at, size), here, size)
+        def moves(size: int, stores: bool, place: int, name: str) -> None:
+            values, type_ = f.load("ptr", registers + d.get(name) * WORD, 8), f"i{8 * size}"
+            wide = vector(LANES, type_)
+            with f.loop(0, warps) as warp:
+                entry = word(f, found, warp)
+                with f.if_(entry >= f.index(0)):
+                    form = word(f, entries, entry * ENTRY + layout.FORM)
+                    t = warp * WARP
+                    first = memory + (word(f, addresses, t) + (word(f, bases, t) & inside) + place * size)
+                    consecutive = f.emit("i1", f"and {whole}, {form.equals(layout.CONSECUTIVE).text}")
+                    with f.if_(consecutive):
+                        for half in range(0, WARP, LANES):
+                            here, there = values + (t + half) * size, first + half * size
+                            if stores:
+                                f.store(f.load(wide, here), there)
+                            else:
+                                f.store(f.load(wide, there), here)
+                    with f.else_():
+                        equal = form.equals(layout.EQUAL)
+                        with f.if_(f.emit("i1", "and i1 false, false") if stores else equal):
+                            one = f.broadcast(f.load(type_, first, size), LANES)
+                            for half in range(0, WARP, LANES):
+                                f.store(one, values + (t + half) * size)
+                        with f.else_(), f.loop(t, t + WARP) as lane:
+                            with f.if_(byte(f, f["mask"], lane).differs(0)):
+                                offset = word(f, addresses, lane) + (word(f, bases, lane) & inside) + place * size
+                                at, here = memory + offset, values + lane * size
+                                if stores:
+                                    f.store(f.load(type_, here, size), at, size)
+                                else:
+                                    f.store(f.load(type_, at, size), here, size)
 
         for size in (4, 8):
-            with f.if_(d.get("size").equals(size)):
-                with f.if_(stores):
-                    moves(size, True)
-                with f.else_():
-                    moves(size, False)
+            for place, name in enumerate(("first", "second", "third", "fourth")):
+                fits = f.emit("i1", f"and {d.get('size').equals(size)}, {(d.get('elements') > f.index(place)).text}")
+                with f.if_(fits):
+                    with f.if_(stores):
+                        moves(size, True, place, name)
+                    with f.else_():
+                        moves(size, False, place, name)
         f.ret(f.index(0))
 
 

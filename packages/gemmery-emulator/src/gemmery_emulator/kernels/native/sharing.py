@@ -29,6 +29,7 @@ class Races:
         self._own_lane = self._threads % machine.block_threads
         self._own_block = self._threads // machine.block_threads
         self._begins = self._own_stamp = self._own_clock = np.zeros(0, np.int64)
+        self._lent = False  # whether compiled code has the history of global memory
         self._made_for: tuple[int, ...] = ()
 
     def allows(self, index: int) -> bool:
@@ -85,6 +86,7 @@ class Races:
                     shifts[place] = tables.numbers["grid_shift"]
         else:
             usable = True
+        self._lent = bool(self._follows) and usable
         for name, value in numbers.items():
             context.set(name, value)
         # An access narrower than a granule, or one whose history is packed, is left to Python.
@@ -110,7 +112,7 @@ class Races:
         if ticks:
             self._clocks.ticks += ticks
             context.set("ticks", 0)
-        if self._follows:
+        if self._lent:
             lows = {name: context.get(name) for name in ("written_low", "written_high", "read_low", "read_high")}
             self._global.grid.widen(**lows)
 

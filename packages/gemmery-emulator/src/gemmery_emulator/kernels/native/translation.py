@@ -150,7 +150,7 @@ class Translation:
             case Special(name):
                 return specials.is_modelled(name) and not name.startswith("%is_") and dtype != "?"
             case Symbol():
-                return dtype == "u8"
+                return dtype in ("u4", "u8")
         return False
 
     def _move(self, instruction: Instruction) -> Move | Parameter | None:
@@ -415,8 +415,8 @@ class _Group:
                 return self._of(program.provided[name], dtype)
             case Symbol(name, offset):
                 if name in self._translation._parameters:
-                    return f.const(lanes("i64"), self._translation._parameters[name] + offset)
-                return self._of(program.provided[name], "u8") + offset
+                    return f.const(lanes(TYPES[dtype]), self._translation._parameters[name] + offset)
+                return self._of(program.provided[name], dtype) + offset
         raise AssertionError(operand)
 
     def address(self, place: Address) -> Value:

@@ -196,6 +196,11 @@ class GridHistory:
         """The number of an instruction among those that are followed."""
         return self._access[index]
 
+    @property
+    def packed(self) -> bool:
+        """Whether rows of places may be packed, as with large arrays."""
+        return self._written.data is None
+
     def tables(self) -> GridTables | None:
         """The arrays in which accesses are kept, for code that checks and keeps them itself; None if they are packed."""
         self._latest.settle_all()

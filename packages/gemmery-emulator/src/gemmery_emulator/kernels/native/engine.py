@@ -32,6 +32,7 @@ from gemmery_emulator.trace import Trace
 
 FAR = 2**31 - 1  # the place of threads that wait at a barrier
 LEAST = 4  # blocks that are worth a call
+LONG = 64  # instructions of a block that is worth a call
 PAUSE = 64  # blocks that Python executes after several calls that came to nothing
 SHARE = 0.75  # of a block's instructions that must have code
 # What decides when a block is compiled, in seconds: NumPy's time for an instruction and for one of its threads, and
@@ -123,7 +124,8 @@ def engine(machine: LockStep) -> Engine | None:
     if native is None:
         native = Native(program)
         object.__setattr__(program, "native", native)
-    return Engine(machine, native)
+    made = Engine(machine, native)
+    return made if made.useful else None
 
 
 def _suits(machine: LockStep) -> bool:
@@ -146,6 +148,7 @@ class Engine:
         self._trace = traces[0] if traces else None
         findings = next((each for each in machine.watching if isinstance(each, Findings)), None)
         self._races = Races(machine, findings, self._translation) if findings is not None else None
+        self.useful = self._races is None or not self._races.hidden
         self._ready = False
         self._failed = self._pause = 0
         self.ran: Mask = None  # the threads of the latest run
@@ -242,7 +245,8 @@ class Engine:
         steps = ctx.get("steps")
         self.ran = None if self._ran[threads] else self._ran[:threads].astype(np.bool_)
         expected = why > layout.END and why - layout.INSIDE in self._unseen  # Python executes each access once
-        self._failed = 0 if steps >= LEAST or expected else self._failed + 1
+        long = why > layout.END and self._native.lengths[at] >= LONG
+        self._failed = 0 if steps >= LEAST or expected or long else self._failed + 1
         if self._failed > 3:
             self._pause, self._failed = PAUSE, 0
         if why >= layout.END:

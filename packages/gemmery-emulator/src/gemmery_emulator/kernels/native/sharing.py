@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,6 +31,8 @@ class Races:
         self._own_lane = self._threads % machine.block_threads
         self._own_block = self._threads // machine.block_threads
         self._begins = self._own_stamp = self._own_clock = np.zeros(0, np.int64)
+        self._told: tuple[Any, ...] = ()  # what compiled code knows
+        self._ticks = self._seen = self._latest = -1
         self._lent = False  # whether compiled code has the history of global memory
         self._made_for: tuple[int, ...] = ()
 
@@ -40,62 +44,62 @@ class Races:
             return False
         return not self._read_only.follows(index)
 
+    @property
+    def hidden(self) -> bool:
+        """Whether compiled code would see nothing of global memory, whose history is packed."""
+        return bool(self._follows) and self._global.grid.packed
+
     def lend(self, context: Record, accesses: NDArray[np.int64], names: list[str]) -> bool:
         """Let compiled code go on with the histories; False if they hold what only Python looks at."""
-        clocks, history, grid = self._clocks, self._shared.history, self._global.grid
+        clocks, grid = self._clocks, self._global.grid
         if clocks.lanes is not None or clocks.publishing.releases.partial:
             return False
         clocks.settle()
-        shared = history.tables()
-        several = clocks.blocks > 1
-        made_for = several, shared.granules, grid.first
-        if made_for != self._made_for:
+        shared = self._shared.history.tables()
+        tables = grid.tables() if self._follows else None
+        if clocks.ticks != self._ticks:
+            self._ticks, self._seen = clocks.ticks, int(clocks.known.min())
+            self._latest = int(clocks.clock.max())
+        context.set("seen_by_all", self._seen)
+        context.set("clock_limit", NEVER if tables is None else max(tables.clock_limit - self._latest, 0))
+        self._lent = tables is not None
+        places = () if tables is None else tuple(tables.numbers.values())
+        now = (*shared, clocks.known, clocks.clock, clocks.blocks, self._shared.followed.alike, grid.first, *places)
+        if len(now) == len(self._told) and all(map(_same, now, self._told)):
+            return True
+        self._told = now
+        several, block = clocks.blocks > 1, (clocks.blocks > 1, shared.granules, grid.first)
+        if block != self._made_for:
             self._make(several, shared.granules)
-            self._made_for = made_for
-        numbers = {
+            self._made_for = block
+        fields = {
             "races": 1,
             "alike": self._shared.followed.alike,
             "clocked": clocks.blocks,
             "many": several,
-            "seen_by_all": int(clocks.known.min()),
+            "shift": shared.shift,
             "begins": self._begins,
             "own_lane": self._own_lane,
             "own_stamp": self._own_stamp,
             "own_clock": self._own_clock,
-            "shift": shared.shift,
-            "ticks": 0,
-            "clock_limit": NEVER,
             "known": clocks.known,
             "clock": clocks.clock,
             "written": shared.written,
             "read": shared.read,
             "read_too": shared.read_too,
         }
-        shifts = np.where(accesses[:, names.index("shared")] == 1, shared.shift, 0)
-        follows = np.zeros(len(accesses), np.int64)
-        if self._follows:
-            tables = grid.tables()
-            usable = tables is not None
-            if tables is not None:
-                numbers |= tables.numbers
-                numbers["clock_limit"] = max(tables.clock_limit - int(clocks.clock.max()), 0)
-                for index in self._follows:
-                    place = self._translation.number[index]
-                    follows[place] = 1
-                    accesses[place, names.index("access")] = grid.access(index)
-                    shifts[place] = tables.numbers["grid_shift"]
-        else:
-            usable = True
-        self._lent = bool(self._follows) and usable
-        for name, value in numbers.items():
+        for name, value in {**fields, **({} if tables is None else tables.numbers)}.items():
             context.set(name, value)
         # An access narrower than a granule, or one whose history is packed, is left to Python.
-        followed = [self._translation.number[index] for index in self._follows]
-        accesses[:, names.index("follows")] = follows
-        narrow = (accesses[:, names.index("width")] >> shifts) == 0
-        if not usable:
-            narrow[followed] = True
-        accesses[:, names.index("refused")] = narrow
+        shifts = np.where(accesses[:, names.index("shared")] == 1, shared.shift, 0)
+        refused = np.zeros(len(accesses), np.bool_)
+        for index in self._follows:
+            place = self._translation.number[index]
+            accesses[place, names.index("follows")] = 1
+            accesses[place, names.index("access")] = grid.access(index)
+            shifts[place] = 0 if tables is None else tables.numbers["grid_shift"]
+            refused[place] = tables is None
+        accesses[:, names.index("refused")] = refused | (accesses[:, names.index("width")] >> shifts == 0)
         return True
 
     def _make(self, several: bool, granules: int) -> None:
@@ -116,3 +120,7 @@ class Races:
             lows = {name: context.get(name) for name in ("written_low", "written_high", "read_low", "read_high")}
             self._global.grid.widen(**lows)
 
+
+def _same(value: Any, before: Any) -> bool:
+    """One array, or one number."""
+    return value is before or (not isinstance(value, np.ndarray) and type(value) is type(before) and value == before)

@@ -19,6 +19,7 @@ from gemmery_emulator.ptx import Instruction, Line, PtxKernel, names_of
 from gemmery_emulator.ptx.scopes import SIZES
 
 MOST = 64  # largest number of stretches kept after a branch
+LONGEST = 1 << 9  # basic blocks for which a path is followed
 ActiveLanes = tuple[bool, ...]
 
 
@@ -194,7 +195,8 @@ class Trace(Observer):
                 walk.add(machine, first, last, lanes)
             divergence = self.divergences[walk.branch]
             together = all(now or not before for now, before in zip(lanes, divergence.active, strict=True))
-            if together or len(walk.stretches) == MOST:
+            walk.blocks += 1
+            if together or len(walk.stretches) == MOST or walk.blocks == LONGEST:
                 self._close(walk)
 
     def _active(self, machine: Machine, warp: int) -> ActiveLanes:
@@ -243,6 +245,7 @@ class _Walk:
 
     branch: tuple[int, int]
     warp: int
+    blocks: int = 0  # basic blocks since
     stretches: list[Stretch] = field(default_factory=list)
     lines: list[Counter[Line]] = field(default_factory=list)  # of each stretch
 

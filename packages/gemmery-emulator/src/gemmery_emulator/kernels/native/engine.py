@@ -53,20 +53,18 @@ class Native:
         self.translation = Translation(program, self.target)
         self.code: dict[int, int] = {}  # the address of each compiled block
         self.counts = [0] * len(program.blocks)
-        self._spent, self._chosen, self._cost = 0.0, [0][:0], 0.0
+        self._spent, self._cost = 0.0, 0.0
+        self._chosen: list[int] = []
         shares = [self.translation.share(block) for block in program.blocks]
         self.fit = [share >= SHARE and not block.waits for share, block in zip(shares, program.blocks, strict=True)]
         self.lengths = [block.last - block.first for block in program.blocks]
-        self._eager = config.emulator() == "compiled"
+        self.eager = False  # whether all blocks were compiled before they ran
 
     def executed(self, at: int, threads: int) -> bool:
         """Note that NumPy executes a block; True if blocks were compiled because of that."""
-        if at in self.code or not self.fit[at]:
+        if at in self.code or self.eager or not self.fit[at]:
             return False
         self.counts[at] += 1
-        if self._eager:
-            self._compile([each for each, fits in enumerate(self.fit) if fits and each not in self.code])
-            return True
         self._spent += self.lengths[at] * (STEP + THREAD * threads)
         if not self._chosen and self._spent > SOON:
             self._choose()
@@ -75,6 +73,12 @@ class Native:
         self._compile(self._chosen)
         self._spent, self._chosen = 0.0, []
         return True
+
+    def compile_all(self) -> None:
+        """Compile every block that has code, before it runs."""
+        if not self.eager:
+            self.eager = True
+            self._compile([each for each, fits in enumerate(self.fit) if fits and each not in self.code])
 
     def _choose(self) -> None:
         """Choose the blocks in loops; to compile them once that has been as long as it takes, at once if it is done."""
@@ -124,6 +128,8 @@ def engine(machine: LockStep) -> Engine | None:
     if native is None:
         native = Native(program)
         object.__setattr__(program, "native", native)
+    if config.emulator() == "compiled":
+        native.compile_all()
     made = Engine(machine, native)
     return made if made.useful else None
 
@@ -247,7 +253,7 @@ class Engine:
         expected = why > layout.END and why - layout.INSIDE in self._unseen  # Python executes each access once
         long = why > layout.END and self._native.lengths[at] >= LONG
         self._failed = 0 if steps >= LEAST or expected or long else self._failed + 1
-        if self._failed > 3:
+        if self._failed > 3 and not self._native.eager:
             self._pause, self._failed = PAUSE, 0
         if why >= layout.END:
             mask: Mask = None if together else self._mask[:threads].astype(np.bool_)

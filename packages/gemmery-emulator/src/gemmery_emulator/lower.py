@@ -97,7 +97,9 @@ def lowered(kernel: PtxKernel, faster: Faster | None = None) -> LoweredKernel:
         single[block.first : block.first + len(block.steps)] = block.steps
     blocks = joined(lowering, blocks)
     slots = frozenset(slot for slot in lowering.slots.values() if lowering.followed >> slot & 1)
-    return LoweredKernel(kernel, tuple(blocks), lowering.slots, lowering.provided, tuple(lowering.zeros), slots, tuple(single))
+    return LoweredKernel(
+        kernel, tuple(blocks), lowering.slots, lowering.provided, tuple(lowering.zeros), slots, tuple(single)
+    )
 
 
 def _starts(kernel: PtxKernel) -> list[int]:

@@ -173,7 +173,9 @@ def test_blocks_are_compiled_once_that_pays(monkeypatch):
     monkeypatch.setattr(engine.jit, "stored", lambda target, name: 0)
     made = []
     compile_ = engine.Native._compile
-    monkeypatch.setattr(engine.Native, "_compile", lambda self, blocks: (made.append(list(blocks)), compile_(self, blocks))[1])
+    monkeypatch.setattr(
+        engine.Native, "_compile", lambda self, blocks: (made.append(list(blocks)), compile_(self, blocks))[1]
+    )
     for n, compiled in ((4, 0), (20000, 1), (20000, 1)):
         gm.emulate(code, "f", 1, 32, [np.zeros(64, np.float32), np.int32(n)])
         assert (len(made) > 0) == compiled

@@ -127,7 +127,9 @@ def test_every_instruction_has_the_bits_of_numpy(functions):
             right = np.asarray(right)
             assert right.dtype == out.dtype, spelling
             if out.dtype.kind == "f":
-                alike = (out.view(f"u{out.itemsize}") == right.view(f"u{out.itemsize}")) | (np.isnan(out) & np.isnan(right))
+                alike = (out.view(f"u{out.itemsize}") == right.view(f"u{out.itemsize}")) | (
+                    np.isnan(out) & np.isnan(right)
+                )
             else:
                 alike = out == right
             if not alike.all():

@@ -7,8 +7,6 @@ array for each register. Whoever runs next gets those that the other may have ch
 from __future__ import annotations
 
 import ctypes
-import functools
-import hashlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,14 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmery import config
-from gemmery.cpu import jit, target
 from gemmery_emulator.convergence import Shuffled
 from gemmery_emulator.counters import Counters
 from gemmery_emulator.findings import Findings
-from gemmery_emulator.kernels.native import layout, runtime
+from gemmery_emulator.kernels.native import layout
+from gemmery_emulator.kernels.native.compiling import Native, turns
 from gemmery_emulator.kernels.native.layout import ACCESS, BLOCK, CONTEXT, ENTRIES, ENTRY, FLAGS, RELATIVE, Record
 from gemmery_emulator.kernels.native.sharing import Races
-from gemmery_emulator.kernels.native.translation import Translation
 from gemmery_emulator.lockstep import LockStep
 from gemmery_emulator.lower import LoweredKernel
 from gemmery_emulator.machine import Access
@@ -34,89 +31,10 @@ FAR = 2**31 - 1  # the place of threads that wait at a barrier
 LEAST = 4  # blocks that are worth a call
 LONG = 64  # instructions of a block that is worth a call
 PAUSE = 64  # blocks that Python executes after several calls that came to nothing
-SHARE = 0.75  # of a block's instructions that must have code
-# What decides when a block is compiled, in seconds: NumPy's time for an instruction and for one of its threads, and
-# LLVM's for a module and for an instruction.
-STEP, THREAD, MODULE, INSTRUCTION = 10e-6, 1.5e-9, 30e-3, 0.8e-3
-SOON, OFTEN = 5e-3, 3  # seconds before blocks are chosen, which were executed so often
 FOREIGN = frozenset(("wgmma", "tcgen05", "mapa"))  # of kernels that stay with NumPy
 
 Run = Callable[[int], int]
 Part = Callable[[int, int, int], int]
-
-
-class Native:
-    """The compiled blocks of a kernel, for all its launches."""
-
-    def __init__(self, program: LoweredKernel) -> None:
-        self.program, self.target = program, target.host()
-        self.translation = Translation(program, self.target)
-        self.code: dict[int, int] = {}  # the address of each compiled block
-        self.counts = [0] * len(program.blocks)
-        self._spent, self._cost = 0.0, 0.0
-        self._chosen: list[int] = []
-        shares = [self.translation.share(block) for block in program.blocks]
-        self.fit = [share >= SHARE and not block.waits for share, block in zip(shares, program.blocks, strict=True)]
-        self.lengths = [block.last - block.first for block in program.blocks]
-        self.eager = False  # whether all blocks were compiled before they ran
-
-    def executed(self, at: int, threads: int) -> bool:
-        """Note that NumPy executes a block; True if blocks were compiled because of that."""
-        if at in self.code or self.eager or not self.fit[at]:
-            return False
-        self.counts[at] += 1
-        self._spent += self.lengths[at] * (STEP + THREAD * threads)
-        if not self._chosen and self._spent > SOON:
-            self._choose()
-        if not self._chosen or self._spent < self._cost:
-            return False
-        self._compile(self._chosen)
-        self._spent, self._chosen = 0.0, []
-        return True
-
-    def compile_all(self) -> None:
-        """Compile every block that has code, before it runs."""
-        if not self.eager:
-            self.eager = True
-            self._compile([each for each, fits in enumerate(self.fit) if fits and each not in self.code])
-
-    def _choose(self) -> None:
-        """Choose the blocks in loops; to compile them once that has been as long as it takes, at once if it is done."""
-        often = [each for each, count in enumerate(self.counts) if self.fit[each] and count >= OFTEN]
-        self._chosen = [each for each in often if each not in self.code]
-        if not self._chosen:
-            self._spent = 0.0
-            return
-        self._cost = MODULE + INSTRUCTION * sum(self.lengths[each] for each in self._chosen)
-        if jit.keeps(self.target) and jit.stored(self.target, _name(self._text(self._chosen))):
-            self._cost = 0.0
-
-    @functools.lru_cache(maxsize=1)  # noqa: B019
-    def _made(self, blocks: tuple[int, ...]) -> str:
-        return str(self.translation.module(blocks))
-
-    def _text(self, blocks: Iterable[int]) -> str:
-        return self._made(tuple(blocks))
-
-    def _compile(self, blocks: Iterable[int]) -> None:
-        """Compile blocks, or load them from the cache."""
-        text = self._text(blocks)
-        functions = jit.load(self.target, _name(text), lambda: text)
-        self.code |= {int(each.partition("_")[2]): address for each, address in functions.items()}
-
-
-def _name(text: str) -> str:
-    return f"emulated blocks {hashlib.sha256(text.encode()).hexdigest()}"
-
-
-@functools.cache
-def turns() -> tuple[int, int]:
-    """Return the addresses of `run` and `access`."""
-    host = target.host()
-    text = str(runtime.module(host))
-    name = f"turns of emulated blocks {hashlib.sha256(text.encode()).hexdigest()}"
-    functions = jit.load(host, name, lambda: text)
-    return functions["run"], functions["access"]
 
 
 def engine(machine: LockStep) -> Engine | None:
@@ -379,7 +297,11 @@ class Engine:
             return layout.BRANCHES
         barrier = block.barrier
         instruction = self._program.kernel.instructions[block.last - 1]
-        plain = barrier is not None and instruction.opcode.spelling in ("bar.sync", "barrier.sync", "barrier.sync.aligned")
+        plain = barrier is not None and instruction.opcode.spelling in (
+            "bar.sync",
+            "barrier.sync",
+            "barrier.sync.aligned",
+        )
         plain = plain and len(instruction.operands) == 1 and barrier.members is None and not barrier.arrives
         every = all(
             each.barrier is None or (each.barrier.count is None and not each.barrier.arrives)

@@ -1,4 +1,4 @@
-"""What compiled code and Python share: records of 64-bit words, whose fields have names."""
+"""What compiled code and Python share: records of 64-bit words, whose fields have names; and how code reads them."""
 
 from __future__ import annotations
 
@@ -19,22 +19,114 @@ RELATIVE = 8  # the word of an entry with its first address
 FLAGS = 8  # bytes beyond the threads in arrays of flags
 
 # A launch: sizes, where threads are, buffers by thread, tables of blocks and registers, memory, races, counts.
-CONTEXT = (
-    "threads block_threads warps stop at uniform steps budget elapsed ended "
-    "places mask full ran registers addresses lanes every_lane before where stamps who goes blocks access parameters "
-    "memory shared bases shared_limit arrays array_count "
-    "alike clocked known clock each_warp ticks clock_limit many seen_by_all begins own_lane own_stamp own_clock "
-    "written read read_too shift races "
-    "grid narrow grid_shift last other updated updated_too thread_at clock_at someone one_block "
-    "written_low written_high read_low read_high atomic "
-    "entries slots used found"
-).split()
+CONTEXT = [
+    "threads",
+    "block_threads",
+    "warps",
+    "stop",
+    "at",
+    "uniform",
+    "steps",
+    "budget",
+    "elapsed",
+    "ended",
+    "places",
+    "mask",
+    "full",
+    "ran",
+    "registers",
+    "addresses",
+    "lanes",
+    "every_lane",
+    "before",
+    "where",
+    "stamps",
+    "who",
+    "goes",
+    "blocks",
+    "access",
+    "parameters",
+    "memory",
+    "shared",
+    "bases",
+    "shared_limit",
+    "arrays",
+    "array_count",
+    "alike",
+    "clocked",
+    "known",
+    "clock",
+    "each_warp",
+    "ticks",
+    "clock_limit",
+    "many",
+    "seen_by_all",
+    "begins",
+    "own_lane",
+    "own_stamp",
+    "own_clock",
+    "written",
+    "read",
+    "read_too",
+    "shift",
+    "races",
+    "grid",
+    "narrow",
+    "grid_shift",
+    "last",
+    "other",
+    "updated",
+    "updated_too",
+    "thread_at",
+    "clock_at",
+    "someone",
+    "one_block",
+    "written_low",
+    "written_high",
+    "read_low",
+    "read_high",
+    "atomic",
+    "entries",
+    "slots",
+    "used",
+    "found",
+]
 # An instruction that accesses memory.
-ACCESS = "index shared stores width follows access seen latest number refused elements size first second third fourth kept".split()
+ACCESS = [
+    "index",
+    "shared",
+    "stores",
+    "width",
+    "follows",
+    "access",
+    "seen",
+    "latest",
+    "number",
+    "refused",
+    "elements",
+    "size",
+    "first",
+    "second",
+    "third",
+    "fourth",
+    "kept",
+]
 # A basic block; `ready` is the address of its code.
-BLOCK = (
-    "ready first last way target guarded gathers diverged every_warp every_thread branches divergent barrier".split()
-)
+BLOCK = [
+    "ready",
+    "first",
+    "last",
+    "way",
+    "target",
+    "guarded",
+    "gathers",
+    "diverged",
+    "every_warp",
+    "every_thread",
+    "branches",
+    "divergent",
+    "barrier",
+]
 # How blocks end.
 FOLLOWS, BRANCHES, MEETS, ELSEWHERE = range(4)
 # Why compiled code returns to Python.
@@ -100,3 +192,44 @@ def leave(f: Function, value: Value | int) -> None:
     """Return from the middle of a function."""
     f.line(f"ret {f.index(value)}")
     f._label(f"after{f._fresh()}")  # what follows is never reached
+
+
+def called(f: Function, name: str, *values: Value) -> Value:
+    """Call a function of the module that returns a number."""
+    return f.result_of(Value(f, "ptr", f"@{name}"), "i64", *values)
+
+
+def word(f: Function, table: Value, place: Value) -> Value:
+    """Load a number from a table of 64-bit words."""
+    return f.load("i64", table + place * WORD, 8)
+
+
+def put(f: Function, table: Value, place: Value, value: Value) -> None:
+    """Store a number in a table of 64-bit words."""
+    f.store(value, table + place * WORD, 8)
+
+
+def byte(f: Function, table: Value, place: Value) -> Value:
+    """Load a flag."""
+    return f.emit("i64", f"zext {f.load('i8', table + place)} to i64")
+
+
+def over(f: Function, a: Value, b: Value, op: str) -> Value:
+    """Add an unsigned division or remainder."""
+    return f.emit("i64", f"{op} {a}, {b.text}")
+
+
+def leave_if(f: Function, condition: Value, value: int = 1) -> None:
+    """Return from the middle of a function if a condition holds."""
+    with f.if_(condition):
+        leave(f, value)
+
+
+def number_of(f: Function, flag: Value) -> Value:
+    """Return 1 where a flag is set, else 0."""
+    return f.emit("i64", f"zext {flag} to i64")
+
+
+def listed(f: Function, lanes: Value, i: Value) -> Value:
+    """Load the thread at a place of a list."""
+    return f.emit("i64", f"sext {f.load('i32', lanes + i * 4, 4)} to i64")

@@ -286,9 +286,7 @@ def _extreme(name: str) -> Emit:
         sides = f.bitcast(a, integers), f.bitcast(b, integers)
         joined = f.bitcast(emit(f, "or" if name == "min" else "and", integers, *sides), a.type)
         zero = f.zero(a.type)
-        zeros = emit(
-            f, "and", lanes("i1"), compare(f, "fcmp oeq", a, b), compare(f, "fcmp oeq", result, zero)
-        )
+        zeros = emit(f, "and", lanes("i1"), compare(f, "fcmp oeq", a, b), compare(f, "fcmp oeq", result, zero))
         return f.select(zeros, joined, result)
 
     return picked

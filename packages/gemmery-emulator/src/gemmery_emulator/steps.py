@@ -300,6 +300,7 @@ def viewed(read: Callable[[Any], Any], stored: str, dtype: str) -> Callable[[Any
 
 
 def constant(bits: int, type_: str, dtype: str) -> Any:
+    """Return a constant of a PTX text as a NumPy type."""
     if dtype == "?":
         return np.bool_(bits != 0)
     size = np.dtype(dtype).itemsize

@@ -9,7 +9,7 @@ import pytest
 
 import gemmery as gm
 from gemmery.errors import EmulationError
-from gemmery_emulator.kernels.native import engine
+from gemmery_emulator.kernels.native import compiling
 from gemmery_emulator.kernels.native.engine import Engine
 
 pytest.importorskip("cuda.bindings")
@@ -18,8 +18,10 @@ N = 40
 # Kernels of blocks of 64 threads unless they say otherwise; x has 4,096 numbers, n is N.
 PLAIN = {
     "arithmetic": "float s = t; for (int j = 0; j < n; j++) s = s * 1.0001f + j; x[i] = s;",
-    "integers": "unsigned s = t + 1; for (int j = 1; j < n; j++) s = s * 7 / j + (s >> (j & 40)) % j - (s << j); x[i] = s;",
-    "signed": "int s = t - 31; for (int j = 1; j < n; j++) s = s * 3 / (j - 20 ? j - 20 : 1) + s % j + (s >> 2); x[i] = s;",
+    "integers": """unsigned s = t + 1;
+        for (int j = 1; j < n; j++) s = s * 7 / j + (s >> (j & 40)) % j - (s << j); x[i] = s;""",
+    "signed": """int s = t - 31;
+        for (int j = 1; j < n; j++) s = s * 3 / (j - 20 ? j - 20 : 1) + s % j + (s >> 2); x[i] = s;""",
     "long": "long s = t; for (int j = 1; j < n; j++) s = s * 0x123456789L + (s >> j) / j; x[i] = s % 1000;",
     "double": "double s = t; for (int j = 1; j < n; j++) s = s / j + sqrt(s + j) - fmin(s, 3.0); x[i] = s;",
     "conversions": """float s = t * 1e6f; for (int j = 0; j < n; j++) { int k = (int)s; unsigned u = (unsigned)(s * j);
@@ -27,7 +29,8 @@ PLAIN = {
     "loads": "float s = 0; for (int j = 0; j < n; j++) s += y[(i * 3 + j) & 1023]; x[i] = s;",
     "vectors": """float4 s = {0, 0, 0, 0}; for (int j = 0; j < n; j++) { float4 v = ((const float4*)y)[(i + j) & 255];
         s.x += v.x; s.y += v.w; s.z = v.y; } ((float4*)x)[i & 255] = s;""",
-    "bytes": "int s = 0; for (int j = 0; j < n; j++) s += ((const signed char*)y)[i + j] + ((const short*)y)[i]; x[i] = s;",
+    "bytes": """int s = 0;
+        for (int j = 0; j < n; j++) s += ((const signed char*)y)[i + j] + ((const short*)y)[i]; x[i] = s;""",
     "in place": "for (int j = 0; j < n; j++) x[i] = x[i] * 0.5f + j;",
     "divergent": """float s = t; for (int j = 0; j < n; j++) {
         if ((t + j) & 1) s = s * 1.5f + y[t & 63]; else if (t & 2) s = y[(t + j) & 63] - s; } x[i] = s;""",
@@ -35,7 +38,7 @@ PLAIN = {
     "early ends": "for (int j = 0; j < n; j++) { if (j > t) return; x[i] = j; }",
     "shared": """__shared__ float s[64]; s[t] = t; for (int j = 0; j < n; j++) {
         __syncthreads(); float v = s[(t + 1) & 63]; __syncthreads(); s[t] = v + 1; } x[i] = s[t];""",
-    "bank conflicts": """__shared__ float s[2048]; for (int j = 0; j < n; j++) { s[t * (j & 31)] = 0; } 
+    "bank conflicts": """__shared__ float s[2048]; for (int j = 0; j < n; j++) { s[t * (j & 31)] = 0; }
         for (int j = 0; j < n; j++) { __syncthreads(); s[t * 32 + (j & 31)] = t; __syncthreads();
         x[i] += s[(t & 31) * 32 + (j & 31)]; }""",
     "a reduction": """__shared__ float s[64]; float sum = 0; for (int j = 0; j < n; j++) { s[t] = y[(t + j) & 63];
@@ -61,11 +64,13 @@ FAULTY = {
     "uninitialised": """__shared__ float s[64]; float v = 0; if (t < 60) s[t] = t; __syncthreads();
         for (int j = 0; j < n; j++) v += s[j + 24 - n + t % n]; x[i] = v;""",
     "outside": "for (int j = 0; j < n; j++) x[i * 50 + j * 5] = j;",
-    "outside shared": "__shared__ float s[64]; for (int j = 0; j < n; j++) s[t + j - 20] = 1; __syncthreads(); x[i] = s[t];",
+    "outside shared": """__shared__ float s[64];
+        for (int j = 0; j < n; j++) s[t + j - 20] = 1; __syncthreads(); x[i] = s[t];""",
     "misaligned": "for (int j = 0; j < n; j++) *(float*)((char*)x + 4 * i + (j == 30)) = j;",
     "neighbours": "for (int j = 0; j < n; j++) x[i] = x[i + 1] + j;",
     "blocks": "for (int j = 0; j < n; j++) { if (blockIdx.x == 1 && j == 30) x[3] = 1; x[i] = j; }",
-    "broadcast then written": "float v = 0; for (int j = 0; j < n; j++) { v += x[j & 7]; if (j == 33 && t == 5) x[2] = v; } x[i + 64] = v;",
+    "broadcast then written": """float v = 0;
+        for (int j = 0; j < n; j++) { v += x[j & 7]; if (j == 33 && t == 5) x[2] = v; } x[i + 64] = v;""",
     "a missing barrier": """__shared__ float s[64]; for (int j = 0; j < n; j++) { s[t] = j; if (j != 25) __syncthreads();
         x[i] += s[63 - t]; __syncthreads(); }""",
     "an unwritten variable": "float v; for (int j = 0; j < n; j++) if (j > t) v += j; x[i] = v;",
@@ -168,13 +173,14 @@ def test_a_long_loop_ends_at_the_limit(monkeypatch):
 def test_blocks_are_compiled_once_that_pays(monkeypatch):
     """A short loop is not; a long one is, and all later launches have its code at once."""
     code = """extern "C" __global__ void f(float* x, int n)
-        { float s = threadIdx.x; for (int j = 0; j < n; j++) s = s * 0.99f + x[(threadIdx.x + j) & 31]; x[threadIdx.x + 32] = s; }"""
+        { float s = threadIdx.x; for (int j = 0; j < n; j++) s = s * 0.99f + x[(threadIdx.x + j) & 31];
+          x[threadIdx.x + 32] = s; }"""
     monkeypatch.setenv("GEMMERY_EMULATOR", "auto")
-    monkeypatch.setattr(engine.jit, "stored", lambda target, name: 0)
+    monkeypatch.setattr(compiling.jit, "stored", lambda target, name: 0)
     made = []
-    compile_ = engine.Native._compile
+    compile_ = compiling.Native._compile
     monkeypatch.setattr(
-        engine.Native, "_compile", lambda self, blocks: (made.append(list(blocks)), compile_(self, blocks))[1]
+        compiling.Native, "_compile", lambda self, blocks: (made.append(list(blocks)), compile_(self, blocks))[1]
     )
     for n, compiled in ((4, 0), (20000, 1), (20000, 1)):
         gm.emulate(code, "f", 1, 32, [np.zeros(64, np.float32), np.int32(n)])

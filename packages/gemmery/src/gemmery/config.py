@@ -9,7 +9,7 @@
 | `GEMMERY_FAST_ENTRY` | `off`: without the compiled fast entry of `matmul`, `gemm` and `gemv` |
 | `GEMMERY_FLOAT32_PRECISION` | `tf32`, `f32_tensor`, `f32_strict` or `f32_plus`: float32 products on a GPU |
 | `GEMMERY_TABLE` | a table of `gemmery tune` to use instead of this CPU's own; `off`: none, the model serves |
-| `GEMMERY_EMULATOR` | `numpy`: the emulator compiles no basic blocks; `compiled`: all at once (default: `auto`, what pays) |
+| `GEMMERY_EMULATOR` | `numpy`: the emulator compiles nothing; `compiled`: everything (default: `auto`, what pays) |
 | `GEMMERY_TIERS` | `off`: no background work, each product is compiled for its shape before it runs (default: `on`) |
 """
 

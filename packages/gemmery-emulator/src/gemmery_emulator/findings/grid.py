@@ -202,7 +202,7 @@ class GridHistory:
         return self._written.data is None
 
     def tables(self) -> GridTables | None:
-        """The arrays in which accesses are kept, for code that checks and keeps them itself; None if they are packed."""
+        """The arrays in which accesses are kept, for code that checks and keeps them; None if packed."""
         self._latest.settle_all()
         self._own()
         if self._full or self._written.data is None:

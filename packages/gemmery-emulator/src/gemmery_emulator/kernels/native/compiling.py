@@ -1,4 +1,4 @@
-"""Which basic blocks are compiled, and when: those that have run for as long as LLVM takes, others at once if it is done.
+"""Which basic blocks are compiled: those that have run for as long as LLVM takes, at once if that is done.
 
 Compiled code is in the cache of compiled kernels, by its text.
 """

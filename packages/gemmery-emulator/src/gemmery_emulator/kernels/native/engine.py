@@ -30,6 +30,7 @@ from gemmery_emulator.trace import Trace
 FAR = 2**31 - 1  # the place of threads that wait at a barrier
 LEAST = 4  # blocks that are worth a call
 LONG = 64  # instructions of a block that is worth a call
+MOST = 1 << 14  # blocks of a call, so that Python looks at the time and at signals
 PAUSE = 64  # blocks that Python executes after several calls that came to nothing
 FOREIGN = frozenset(("wgmma", "tcgen05", "mapa"))  # of kernels that stay with NumPy
 
@@ -125,56 +126,24 @@ class Engine:
 
     def run(self, allowance: int) -> int:
         """Run compiled blocks, at most so many; return how many ran."""
-        if allowance < LEAST or not self._native.code:
-            return 0
-        if self._pause:
-            self._pause -= 1
-            return 0
-        machine, places = self._machine, self._machine.places
-        if places.each is None and places.at not in self._native.code:
-            return 0
-        if not machine.waits_plainly() or (self._trace is not None and self._trace.following):
+        if allowance < LEAST or not self._native.code or not self._may_run():
             return 0
         if not self._ready:
             self._make()
         if not self._prepare():
             return 0
-        ctx, threads = self._context, machine.threads
-        parked = machine.parked()
-        ctx.set("uniform", places.each is None)
-        ctx.set("at", places.at)
-        before = places.each
-        if before is not None:
-            self._places[:threads] = before
-            if parked.size:
-                self._places[:threads][parked] = FAR
-        ctx.set("steps", 0)
-        ctx.set("budget", min(allowance, 1 << 14))
-        ctx.set("elapsed", machine.elapsed)
-        ctx.set("ended", machine.ended)
-        self._ran[:] = 0
-        self._stale += 1
+        ctx, machine = self._context, self._machine
+        self._enter(min(allowance, MOST))
         why = self._run(ctx.address())
-        machine.elapsed, machine.ended = ctx.get("elapsed"), ctx.get("ended")
-        together, at = bool(ctx.get("uniform")), ctx.get("at")
-        places.at = at
-        if together:
-            places.each = None
-        else:
-            each = self._places[:threads].copy()
-            if parked.size and before is not None:
-                each[parked] = before[parked]
-            places.each = each
-        self._settle()
-        steps = ctx.get("steps")
-        self.ran = None if self._ran[threads] else self._ran[:threads].astype(np.bool_)
+        together, at, steps = bool(ctx.get("uniform")), ctx.get("at"), ctx.get("steps")
+        self._return(together, at)
         expected = why > layout.END and why - layout.INSIDE in self._unseen  # Python executes each access once
         long = why > layout.END and self._native.lengths[at] >= LONG
         self._failed = 0 if steps >= LEAST or expected or long else self._failed + 1
         if self._failed > 3 and not self._native.eager:
             self._pause, self._failed = PAUSE, 0
         if why >= layout.END:
-            mask: Mask = None if together else self._mask[:threads].astype(np.bool_)
+            mask: Mask = None if together else self._mask[: machine.threads].astype(np.bool_)
             block = self._program.blocks[at]
             if self._trace is not None:
                 self._trace.reached(block.first, block.last)
@@ -184,6 +153,43 @@ class Engine:
                 self._export(self._translation.slots(self._program.kernel.instructions[block.last - 1]))
             machine.end_block(block, mask, at)
         return steps
+
+    def _may_run(self) -> bool:
+        """Whether compiled blocks may run now, as far as that is known without looking at the histories."""
+        if self._pause:
+            self._pause -= 1
+            return False
+        places = self._machine.places
+        if places.each is None and places.at not in self._native.code:
+            return False
+        return self._machine.waits_plainly() and not (self._trace is not None and self._trace.following)
+
+    def _enter(self, budget: int) -> None:
+        """Tell compiled code where threads are."""
+        ctx, machine, places = self._context, self._machine, self._machine.places
+        self._parked, self._at_first = machine.parked(), places.each
+        if places.each is not None:
+            self._places[:] = places.each
+            if self._parked.size:
+                self._places[self._parked] = FAR
+        numbers = {"uniform": places.each is None, "at": places.at, "steps": 0, "budget": budget}
+        numbers |= {"elapsed": machine.elapsed, "ended": machine.ended}
+        for name, number in numbers.items():
+            ctx.set(name, number)
+        self._ran[:] = 0
+        self._stale += 1
+
+    def _return(self, together: bool, at: int) -> None:
+        """Tell the machine where threads are now, and which of them ran."""
+        machine, places, threads = self._machine, self._machine.places, self._machine.threads
+        machine.elapsed, machine.ended = self._context.get("elapsed"), self._context.get("ended")
+        places.at, places.each = at, None
+        if not together:
+            places.each = self._places.copy()
+            if self._parked.size and self._at_first is not None:
+                places.each[self._parked] = self._at_first[self._parked]
+        self._settle()
+        self.ran = None if self._ran[threads] else self._ran[:threads].astype(np.bool_)
 
     def _finish_inside(self, at: int, index: int, mask: Mask) -> None:
         """Execute an instruction by NumPy and the rest of its block by compiled code, as far as that comes."""
@@ -251,12 +257,26 @@ class Engine:
             "places": self._places, "mask": self._mask, "full": self._full, "ran": self._ran,
             "registers": self._registers, "addresses": self._addresses, "lanes": self._lanes,
             "every_lane": self._every_lane, "before": self._touched[0], "where": self._touched[1],
-            "stamps": self._touched[2], "who": self._touched[3], "goes": self._goes, "blocks": self._blocks.words, "access": self._records,
+            "stamps": self._touched[2], "who": self._touched[3], "goes": self._goes, "blocks": self._blocks.words,
+            "access": self._records, "found": self._found,
             "parameters": machine.parameters, "memory": machine.memory.data, "shared": machine.shared.data,
-            "bases": self._bases, "arrays": self._arrays, "entries": self._entries, "slots": self._slots, "found": self._found,
+            "bases": self._bases, "arrays": self._arrays, "entries": self._entries, "slots": self._slots,
         }  # fmt: skip
         for name, value in (*numbers.items(), *buffers.items()):
             self._context.set(name, value)
+        self._describe()
+        written = {slot for each in program.kernel.instructions for slot in translation.slots(each)}
+        self._written = sorted(written & program_slots(program))
+        self._stale = 0  # the number of the latest compiled run
+        self._exported = dict.fromkeys(self._values, 0)  # the run after which each was copied to the machine
+        self._changed = set(self._values)
+        self._of_block: dict[int, list[int]] = {}
+        self._ready = True
+        self._bind_blocks()
+
+    def _describe(self) -> None:
+        """Describe the accesses and the blocks of the kernel to compiled code."""
+        translation, program, threads = self._translation, self._program, self._machine.threads
         self._kept: dict[int, NDArray[np.uint8]] = {}  # the latest addresses of loads, and by whom
         self._unseen = dict(translation.number)
         for index, number in translation.number.items():
@@ -280,15 +300,8 @@ class Engine:
                 self._blocks.set("target", block.targets[0], number)
                 self._blocks.set("guarded", block.guard is not None, number)
             self._blocks.set("diverged", self._trace is None, number)
-        self._undiverged = [n for n, block in enumerate(program.blocks) if block.guard is not None and self._trace]
-        written = {slot for each in program.kernel.instructions for slot in translation.slots(each)}
-        self._written = sorted(written & program_slots(program))
-        self._stale = 0  # the number of the latest compiled run
-        self._exported = dict.fromkeys(self._values, 0)  # the run after which each was copied to the machine
-        self._changed = set(self._values)
-        self._of_block: dict[int, list[int]] = {}
-        self._ready = True
-        self._bind_blocks()
+        branching = (number for number, block in enumerate(program.blocks) if block.guard is not None)
+        self._undiverged = list(branching) if self._trace is not None else []
 
     def _way(self, block: Any) -> int:
         if block.way == "":

@@ -1,4 +1,4 @@
-"""Basic blocks of a kernel as functions: each instruction for a vector of threads after the other, then the next vector.
+"""Basic blocks of a kernel as functions: all instructions for a vector of threads, then for the next vector.
 
 A function is cut at its accesses. Up to an access it computes, and writes the registers that others may read and the
 addresses; then accesses.py checks these and moves the data. At an access that does not pass, and at an instruction

@@ -1,4 +1,4 @@
-"""Code that is the same for every kernel: the turn of blocks, as lockstep.py has it, beside accesses.py and races.py."""
+"""Code that is the same for every kernel: the turns of blocks, as lockstep.py has them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _run(module: Module) -> None:
         blocks = g.pointer("blocks")
         count, warps, at = f.var(threads), f.var(all_warps), f.var(f.index(0))
         together = f.var(Value(f, "i1", "true"))
-        with f.while_() as again:
+        with f.while_():
             leave_if(f, g.get("steps") >= g.get("budget"), layout.ENOUGH)
             together.value = g.get("uniform").differs(0)
             at.value = g.get("at")

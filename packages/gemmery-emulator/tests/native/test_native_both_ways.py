@@ -71,7 +71,8 @@ FAULTY = {
     "blocks": "for (int j = 0; j < n; j++) { if (blockIdx.x == 1 && j == 30) x[3] = 1; x[i] = j; }",
     "broadcast then written": """float v = 0;
         for (int j = 0; j < n; j++) { v += x[j & 7]; if (j == 33 && t == 5) x[2] = v; } x[i + 64] = v;""",
-    "a missing barrier": """__shared__ float s[64]; for (int j = 0; j < n; j++) { s[t] = j; if (j != 25) __syncthreads();
+    "a missing barrier": """__shared__ float s[64];
+        for (int j = 0; j < n; j++) { s[t] = j; if (j != 25) __syncthreads();
         x[i] += s[63 - t]; __syncthreads(); }""",
     "an unwritten variable": "float v; for (int j = 0; j < n; j++) if (j > t) v += j; x[i] = v;",
 }

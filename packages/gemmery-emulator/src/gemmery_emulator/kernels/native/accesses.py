@@ -254,14 +254,11 @@ def _move(module: Module) -> None:
                             one = f.broadcast(f.load(type_, first, size), LANES)
                             for half in range(0, WARP, LANES):
                                 f.store(one, values + (t + half) * size)
-                        with f.else_(), f.loop(t, t + WARP) as lane:
-                            with f.if_(byte(f, f["mask"], lane).differs(0)):
-                                offset = word(f, addresses, lane) + (word(f, bases, lane) & inside) + place * size
-                                at, here = memory + offset, values + lane * size
-                                if stores:
-                                    f.store(f.load(type_, here, size), at, size)
-                                else:
-                                    f.store(f.load(type_, at, size), here, size)
+                        with f.else_(), f.loop(t, t + WARP) as lane, f.if_(byte(f, f["mask"], lane).differs(0)):
+                            offset = word(f, addresses, lane) + (word(f, bases, lane) & inside) + place * size
+                            at, here = memory + offset, values + lane * size
+                            source, to = (here, at) if stores else (at, here)
+                            f.store(f.load(type_, source, size), to, size)
 
         for size in (4, 8):
             for place, name in enumerate(("first", "second", "third", "fourth")):

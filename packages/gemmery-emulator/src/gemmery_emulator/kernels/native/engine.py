@@ -19,10 +19,9 @@ from gemmery_emulator.counters import Counters
 from gemmery_emulator.findings import Findings
 from gemmery_emulator.kernels.native import layout
 from gemmery_emulator.kernels.native.compiling import Native, turns
-from gemmery_emulator.kernels.native.layout import ACCESS, BLOCK, CONTEXT, ENTRIES, ENTRY, FLAGS, RELATIVE, Record
-from gemmery_emulator.kernels.native.sharing import Races
+from gemmery_emulator.kernels.native.layout import ACCESS, BLOCK, CONTEXT, ENTRIES, ENTRY, FLAGS, Record
+from gemmery_emulator.kernels.native.sharing import Races, count_rows
 from gemmery_emulator.lockstep import LockStep
-from gemmery_emulator.lower import LoweredKernel
 from gemmery_emulator.machine import Access
 from gemmery_emulator.op import Mask
 from gemmery_emulator.trace import Trace
@@ -76,6 +75,7 @@ class Engine:
         self.useful = self._races is None or not self._races.hidden
         self._ready = False
         self._failed = self._pause = 0
+        self._stale = 0  # the number of the latest compiled run
         self.ran: Mask = None  # the threads of the latest run
 
     # ---- before and after Python ----
@@ -230,8 +230,8 @@ class Engine:
         self._run: Run = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(run)
         self._records[0] = access
         kinds = [np.dtype(np.bool_ if kind == "?" else kind) for kind in translation.stored]
-        known = {*program.slots.values(), *program.provided.values()}
-        self._values: dict[int, NDArray[Any]] = {slot: np.zeros(threads, kinds[slot]) for slot in sorted(known)}
+        known = sorted({*program.slots.values(), *program.provided.values()})
+        self._values: dict[int, NDArray[Any]] = {slot: np.zeros(threads, kinds[slot]) for slot in known}
         self._registers = np.zeros(max(known, default=0) + 1, np.int64)
         for slot, values in self._values.items():
             self._registers[slot] = values.__array_interface__["data"][0]
@@ -266,8 +266,7 @@ class Engine:
             self._context.set(name, value)
         self._describe()
         written = {slot for each in program.kernel.instructions for slot in translation.slots(each)}
-        self._written = sorted(written & program_slots(program))
-        self._stale = 0  # the number of the latest compiled run
+        self._written = sorted(written)
         self._exported = dict.fromkeys(self._values, 0)  # the run after which each was copied to the machine
         self._changed = set(self._values)
         self._of_block: dict[int, list[int]] = {}
@@ -385,28 +384,12 @@ class Engine:
             order = np.argsort(keys, kind="stable")
             starts = np.flatnonzero(np.diff(keys[order], prepend=keys[order[0]] - 1))
             for rows in np.split(order, starts[1:]):
-                self._count_rows(entries[rows])
+                count_rows(self._counters, self._translation, entries[rows])
         self._entries[:used] = 0
         self._entries[:used, 0] = -1
         self._slots[:] = 0
         self._context.set("used", 0)
         self._accesses[:, ACCESS.index("latest")] = ENTRIES
-
-    def _count_rows(self, rows: NDArray[np.int64]) -> None:
-        index = self._translation.moves[int(rows[0, 0])]
-        form: Any = self._translation.forms[index]
-        addresses = rows[:, RELATIVE : RELATIVE + 32]
-        addresses = addresses - (addresses.min(axis=1, keepdims=True) & -128) + (1 << 12)
-        mask = rows[:, 1, None] >> np.arange(32) & 1 == 1
-        for counters in self._counters:
-            kind = "st" if form.stores else "ld"
-            every = None if mask.all() else mask.reshape(-1)
-            counters.repeated(index, form.space, kind, form.width, addresses.reshape(-1), every, int(rows[0, 2]))
-
-
-def program_slots(program: LoweredKernel) -> set[int]:
-    """Return the slots of registers that a kernel names."""
-    return set(program.slots.values())
 
 
 def _part(address: int) -> Part:

@@ -139,7 +139,8 @@ class Record:
     def __init__(self, names: list[str], rows: int = 1) -> None:
         self.words: NDArray[np.int64] = np.zeros((rows, len(names)), np.int64)
         self._places = {name: place for place, name in enumerate(names)}
-        self._flat = memoryview(self.words.reshape(-1))
+        flat: Any = self.words.reshape(-1)
+        self._flat = memoryview(flat)
         self._width = len(names)
 
     def get(self, name: str, row: int = 0) -> int:

@@ -238,7 +238,7 @@ def _setp(words: Sequence[str]) -> Emit | None:
 
     def compared(f: Function, a: Value, b: Value, *c: Value, both: bool = False) -> Value | tuple[Value, ...]:
         first = compare(f, text, a, b)
-        results = (first, flipped(f, first)) if both else (first,)
+        results: tuple[Value, ...] = (first, flipped(f, first)) if both else (first,)
         if joins:
             results = tuple(emit(f, joins[0], each.type, each, c[0]) for each in results)
         return results if both else results[0]

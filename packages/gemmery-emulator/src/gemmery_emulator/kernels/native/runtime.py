@@ -99,17 +99,17 @@ def _run(module: Module) -> None:
                 leave_if(f, f.emit("i1", f"or {parted}, {late.text}"), layout.END)
                 with f.if_(g.get("clocked").differs(0)):
                     each, clock, known = g.get("each_warp"), g.pointer("clock"), g.pointer("known")
-                    least = f.var(f.index(1 << 62))
+                    oldest = f.var(f.index(1 << 62))
                     with f.loop(0, g.get("clocked")) as block:
                         with f.loop(0, each) as warp, f.loop(0, each) as other:
                             seen = word(f, clock, block * each + other)
                             put(f, known, (block * each + warp) * each + other, seen)
                         with f.loop(0, each) as warp:
                             place = block * each + warp
-                            least.value = f.min(least.value, word(f, clock, place))
+                            oldest.value = f.min(oldest.value, word(f, clock, place))
                             put(f, clock, place, word(f, clock, place) + 1)
                     g.add("ticks", 1)
-                    g.set("seen_by_all", least.value)
+                    g.set("seen_by_all", oldest.value)
                 go(following)
             with f.if_(way.equals(layout.BRANCHES)):
                 target = b.get("target")

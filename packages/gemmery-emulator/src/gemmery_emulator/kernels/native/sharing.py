@@ -1,14 +1,17 @@
-"""The histories of accesses that find races, as compiled code reads and writes them."""
+"""The histories of accesses that find races, as compiled code reads and writes them; and its counts."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gemmery.banks import WARP
+from gemmery_emulator.counters import Counters
 from gemmery_emulator.findings import Findings
-from gemmery_emulator.kernels.native.layout import Record
+from gemmery_emulator.kernels.native.layout import RELATIVE, Record
 from gemmery_emulator.kernels.native.translation import Translation
 from gemmery_emulator.lockstep import LockStep
 
@@ -124,3 +127,16 @@ class Races:
 def _same(value: Any, before: Any) -> bool:
     """One array, or one number."""
     return value is before or (not isinstance(value, np.ndarray) and type(value) is type(before) and value == before)
+
+
+def count_rows(counters: Iterable[Counters], translation: Translation, rows: NDArray[np.int64]) -> None:
+    """Count accesses of one instruction, by entries that came equally often."""
+    index = translation.moves[int(rows[0, 0])]
+    form: Any = translation.forms[index]
+    addresses = rows[:, RELATIVE : RELATIVE + WARP]
+    addresses = addresses - (addresses.min(axis=1, keepdims=True) & -128) + (1 << 12)  # none is negative
+    mask = rows[:, 1, None] >> np.arange(WARP) & 1 == 1
+    every = None if mask.all() else mask.reshape(-1)
+    kind = "st" if form.stores else "ld"
+    for each in counters:
+        each.repeated(index, form.space, kind, form.width, addresses.reshape(-1), every, int(rows[0, 2]))

@@ -244,7 +244,6 @@ class Engine:
         self._touched = np.empty((4, 32 * threads), np.int64)
         self._entries = np.zeros((ENTRIES + 1, ENTRY), np.int64)
         self._slots = np.zeros(layout.SLOTS, np.int32)
-        self._entries[:, 0] = -1
         self._found = np.zeros(machine.warps, np.int64)
         arrays = [(each.start, each.stop) for each in machine.memory.allocations] or [(0, 0)]
         self._arrays = np.array(arrays, np.int64)
@@ -280,7 +279,7 @@ class Engine:
         self._unseen = dict(translation.number)
         for index, number in translation.number.items():
             form: Any = translation.forms[index]
-            fields = (index, form.space == "shared", form.stores, form.width, 0, 0, 0, ENTRIES, number, 0)
+            fields = (index, form.space == "shared", form.stores, form.width, 0, 0, 0, ENTRIES, number + 1, 0)
             kept = translation.registers_of(form)
             size = form.width // len(form.elements)
             self._accesses[number] = (*fields, len(kept), size, *(kept + 4 * [0])[:4], 0)
@@ -324,8 +323,10 @@ class Engine:
         return layout.MEETS if constant and every and meets else layout.ELSEWHERE
 
     def _bind_blocks(self) -> None:
+        self._used = set(self._program.provided.values())  # slots that compiled code reads or writes
         for number, address in self._native.code.items():
             self._blocks.set("ready", address, number)
+            self._used.update(self._slots_of(number))
 
     def _slots_of(self, at: int) -> list[int]:
         if at not in self._of_block:
@@ -346,9 +347,9 @@ class Engine:
     def _import(self) -> None:
         """Take the values of registers that NumPy may have changed."""
         registers = self._machine.registers
-        for slot in self._changed:
+        for slot in self._changed & self._used:
             self._values[slot][...] = registers[slot]
-        self._changed.clear()
+        self._changed -= self._used
 
     def _prepare(self) -> bool:
         """Make the state ready for compiled code; False where NumPy has to go on."""
@@ -386,7 +387,6 @@ class Engine:
             for rows in np.split(order, starts[1:]):
                 count_rows(self._counters, self._translation, entries[rows])
         self._entries[:used] = 0
-        self._entries[:used, 0] = -1
         self._slots[:] = 0
         self._context.set("used", 0)
         self._accesses[:, ACCESS.index("latest")] = ENTRIES

@@ -131,7 +131,7 @@ def _same(value: Any, before: Any) -> bool:
 
 def count_rows(counters: Iterable[Counters], translation: Translation, rows: NDArray[np.int64]) -> None:
     """Count accesses of one instruction, by entries that came equally often."""
-    index = translation.moves[int(rows[0, 0])]
+    index = translation.moves[int(rows[0, 0]) - 1]
     form: Any = translation.forms[index]
     addresses = rows[:, RELATIVE : RELATIVE + WARP]
     addresses = addresses - (addresses.min(axis=1, keepdims=True) & -128) + (1 << 12)  # none is negative

@@ -15,7 +15,9 @@ from gemmery_emulator.kernels.native.functions import module
 from gemmery_emulator.kernels.native.translation import Translation
 from gemmery_emulator.lower import LoweredKernel
 
-SHARE = 0.75  # of a block's instructions that must have code
+# The part of a block's instructions that may be without code: each takes NumPy longer than a whole short block;
+# and where all blocks are compiled.
+FEW, SOME = 1 / 32, 1 / 4
 # What decides when a block is compiled, in seconds: NumPy's time for an instruction and for one of its threads, and
 # LLVM's for a module and for an instruction.
 STEP, THREAD, MODULE, INSTRUCTION = 10e-6, 1.5e-9, 30e-3, 0.8e-3
@@ -32,10 +34,14 @@ class Native:
         self.counts = [0] * len(program.blocks)
         self._spent, self._cost = 0.0, 0.0
         self._chosen: list[int] = []
-        shares = [self.translation.share(block) for block in program.blocks]
-        self.fit = [share >= SHARE and not block.waits for share, block in zip(shares, program.blocks, strict=True)]
+        self.fit = self._fitting(FEW)
         self.lengths = [block.last - block.first for block in program.blocks]
+        self.pause = 64  # blocks that NumPy executes after several calls that came to nothing, twice as many each time
         self.eager = False  # whether all blocks were compiled before they ran
+
+    def _fitting(self, few: float) -> list[bool]:
+        """Return whether each block has code for all but this part of its instructions."""
+        return [self.translation.share(block) >= 1 - few and not block.waits for block in self.program.blocks]
 
     def executed(self, at: int, threads: int) -> bool:
         """Note that NumPy executes a block; True if blocks were compiled because of that."""
@@ -54,7 +60,7 @@ class Native:
     def compile_all(self) -> None:
         """Compile every block that has code, before it runs."""
         if not self.eager:
-            self.eager = True
+            self.eager, self.fit = True, self._fitting(SOME)
             self._compile([each for each, fits in enumerate(self.fit) if fits and each not in self.code])
 
     def _choose(self) -> None:

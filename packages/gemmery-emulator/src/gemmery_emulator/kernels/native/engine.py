@@ -30,7 +30,7 @@ FAR = 2**31 - 1  # the place of threads that wait at a barrier
 LEAST = 4  # blocks that are worth a call
 LONG = 64  # instructions of a block that is worth a call
 MOST = 1 << 14  # blocks of a call, so that Python looks at the time and at signals
-PAUSE = 64  # blocks that Python executes after several calls that came to nothing
+LONGEST = 1 << 20  # blocks that Python executes after calls that came to nothing
 FOREIGN = frozenset(("wgmma", "tcgen05", "mapa"))  # of kernels that stay with NumPy
 
 Run = Callable[[int], int]
@@ -141,7 +141,8 @@ class Engine:
         long = why > layout.END and self._native.lengths[at] >= LONG
         self._failed = 0 if steps >= LEAST or expected or long else self._failed + 1
         if self._failed > 3 and not self._native.eager:
-            self._pause, self._failed = PAUSE, 0
+            self._pause, self._failed = self._native.pause, 0
+            self._native.pause = min(2 * self._native.pause, LONGEST)
         if why >= layout.END:
             mask: Mask = None if together else self._mask[: machine.threads].astype(np.bool_)
             block = self._program.blocks[at]
@@ -172,9 +173,8 @@ class Engine:
             self._places[:] = places.each
             if self._parked.size:
                 self._places[self._parked] = FAR
-        numbers = {"uniform": places.each is None, "at": places.at, "steps": 0, "budget": budget}
-        numbers |= {"elapsed": machine.elapsed, "ended": machine.ended}
-        for name, number in numbers.items():
+        numbers = (places.each is None, places.at, 0, budget, machine.elapsed, machine.ended)
+        for name, number in zip(("uniform", "at", "steps", "budget", "elapsed", "ended"), numbers, strict=True):
             ctx.set(name, number)
         self._ran[:] = 0
         self._stale += 1
@@ -341,7 +341,7 @@ class Engine:
         registers, exported, stale = self._machine.registers, self._exported, self._stale
         for slot in slots:
             if exported[slot] != stale and slot not in self._changed:
-                registers[slot] = self._values[slot].copy()
+                registers[slot] = _agreed(self._values[slot].copy())
             exported[slot] = stale
 
     def _import(self) -> None:
@@ -390,6 +390,12 @@ class Engine:
         self._slots[:] = 0
         self._context.set("used", 0)
         self._accesses[:, ACCESS.index("latest")] = ENTRIES
+
+
+def _agreed(values: NDArray[Any]) -> Any:
+    """Return one number where all threads agree, to the bit: NumPy is faster with it."""
+    bits = values.view(f"u{values.itemsize}")
+    return values[0] if bits[0] == bits[-1] and (bits == bits[0]).all() else values
 
 
 def _part(address: int) -> Part:

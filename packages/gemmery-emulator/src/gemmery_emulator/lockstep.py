@@ -190,6 +190,8 @@ class LockStep:
         return True
 
     def _execute(self, block: Block, mask: Mask, at: int) -> None:
+        if self._engine is not None:
+            self._engine.lend(at)
         if block.gathering is not None and mask is not None:
             mask = self._waiting.gather(block.gathering, mask)
             if not np.count_nonzero(mask):
@@ -199,8 +201,6 @@ class LockStep:
             warps, threads = warps_in(mask), int(np.count_nonzero(mask))
         self.observers.executed(self, block.first, block.last, warps, threads)
         self.elapsed += self.ended - block.first
-        if self._engine is not None:
-            self._engine.lend(at)
         for step in block.steps:
             step(self, mask)
         self.ended = block.last

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from gemmery.cpu import jit, target
 from gemmery_emulator.kernels.native import runtime
@@ -78,11 +78,13 @@ class Native:
     def _made(self, blocks: tuple[int, ...]) -> str:
         return str(module(self.translation, blocks))
 
-    def _text(self, blocks: Iterable[int]) -> str:
+    def _text(self, blocks: Sequence[int]) -> str:
         return self._made(tuple(blocks))
 
-    def _compile(self, blocks: Iterable[int]) -> None:
+    def _compile(self, blocks: Sequence[int]) -> None:
         """Compile blocks, or load them from the cache."""
+        if not blocks:
+            return
         text = self._text(blocks)
         functions = jit.load(self.target, _name(text), lambda: text)
         self.code |= {int(each.partition("_")[2]): address for each, address in functions.items()}

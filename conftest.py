@@ -23,6 +23,7 @@ DISTORTING = (
     "_TYPER_",
 )  # fmt: skip
 
+EMULATORS = ("auto", "numpy", "compiled")
 ISAS = ("avx512", "avx2", "generic", "neon_mmla", "neon_dot", "neon")
 
 # Packages that tests use where they are installed, and that `pip install '.[cuda]'` does not bring.
@@ -49,6 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--few", action="store_true", help="run about one case in ten of tests with the marker `many`")
     parser.addoption("--user", action="store_true", help="hide packages that `pip install '.[cuda]'` does not bring")
     parser.addoption("--skipped", action="store_true", help="run the tests that the last whole run skipped")
+    parser.addoption("--emulator", choices=EMULATORS, help="run the tests with GEMMERY_EMULATOR set to this")
     parser.addoption("--isa", choices=ISAS, help="run the tests with GEMMERY_ISA set to this")
 
 
@@ -64,6 +66,13 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # processes of tests import what tests share, too
     if isa := config.getoption("--isa"):
         os.environ["GEMMERY_ISA"] = isa
+    if way := config.getoption("--emulator"):
+        from gemmery_emulator.kernels.native.engine import engine
+        from gemmery_emulator.lower import LoweredKernel
+
+        os.environ["GEMMERY_EMULATOR"] = way
+        # Also kernels that a test lowers itself, below the part that knows of compiled code.
+        LoweredKernel.__post_init__ = lambda self: object.__setattr__(self, "engine", engine)
     if thins(config):
         settings.load_profile("few")
     if hasattr(config, "workerinput") and config.args == config.getini("testpaths"):

@@ -25,7 +25,7 @@ from gemmery.banks import WARP
 from gemmery.errors import EmulationError
 from gemmery_emulator import specials
 from gemmery_emulator.blocks import Block
-from gemmery_emulator.lower import LoweredKernel
+from gemmery_emulator.lower import Engine, LoweredKernel
 from gemmery_emulator.machine import LaunchConfig, Machine, Observer, Observers, Places, UnitState, report_misuse
 from gemmery_emulator.memory import Global, Own, Space, is_as_remembered, remembered
 from gemmery_emulator.op import Flags, Indices, Mask, Values, lowest, warps_in
@@ -79,7 +79,8 @@ class LockStep:
         self._program = program
         self._waiting = Waiting(self, program)
         self._limits = max_steps, seconds
-        self._ended = 0  # the number of the instruction after the latest step
+        self.ended = 0  # the number of the instruction after the latest step
+        self._engine: Engine | None = None  # what runs compiled blocks
         self._ran: Mask = None  # the threads of the latest step
         self._order: Indices | None = None
         idle = np.arange(self.threads) % self.block_threads >= launch.block_threads
@@ -117,14 +118,48 @@ class LockStep:
             observer.start(self)
         self.observers = Observers([part for observer in self._observers for part in observer.parts()])
         spinning = Spinning(self, self._waiting, self._program, *self._limits)
-        while self._step():
-            spinning.look(self._ran)
+        if self._program.engine is not None and self._order is None:
+            self._engine = self._program.engine(self)
+        while True:
+            if self._engine is not None and (steps := self._engine.run(spinning.allowance())):
+                spinning.look(self._engine.ran, steps)
+            elif self._step():
+                spinning.look(self._ran)
+            else:
+                break
+        if self._engine is not None:
+            self._engine.finish()
+            self._engine = None
         for finish in self.at_end:
             finish()
         self.observers.finish(self)
         self.registers.clear()
         self.shared.release()
         self.local.release()
+
+    @property
+    def program(self) -> LoweredKernel:
+        """The kernel that runs."""
+        return self._program
+
+    @property
+    def watching(self) -> Sequence[Observer]:
+        """Those that asked to be told of events."""
+        return self._observers
+
+    def waits_plainly(self) -> bool:
+        """Whether threads wait at barriers alone, and the lowest instruction comes first."""
+        return self._order is None and self._waiting.plainly
+
+    def parked(self) -> Flags:
+        """The threads that wait at barriers; empty if none ever has."""
+        return self._waiting.at_barriers.parked
+
+    def current_registers(self) -> list[Any]:
+        """The registers, up to date."""
+        if self._engine is not None:
+            self._engine.lend_all()
+        return self.registers
 
     def _step(self) -> bool:
         """Execute one basic block of the threads whose turn it is; False when all have ended."""
@@ -155,6 +190,8 @@ class LockStep:
         return True
 
     def _execute(self, block: Block, mask: Mask, at: int) -> None:
+        if self._engine is not None:
+            self._engine.lend(at)
         if block.gathering is not None and mask is not None:
             mask = self._waiting.gather(block.gathering, mask)
             if not np.count_nonzero(mask):
@@ -163,10 +200,14 @@ class LockStep:
         if mask is not None:
             warps, threads = warps_in(mask), int(np.count_nonzero(mask))
         self.observers.executed(self, block.first, block.last, warps, threads)
-        self.elapsed += self._ended - block.first
+        self.elapsed += self.ended - block.first
         for step in block.steps:
             step(self, mask)
-        self._ended = block.last
+        self.ended = block.last
+        self.end_block(block, mask, at)
+
+    def end_block(self, block: Block, mask: Mask, at: int) -> None:
+        """Send the threads that have executed a block on."""
         if block.waits:
             mask = self._waiting.sleep(mask)
             if mask is not None and not np.count_nonzero(mask):
@@ -222,7 +263,7 @@ class Spinning:
     """Keeps the state of the chunk at one time and compares later states with it (Brent's search for a cycle)."""
 
     def __init__(
-        self, machine: Machine, waiting: Waiting, program: LoweredKernel, limit: int = LIMIT, seconds: float = inf
+        self, machine: LockStep, waiting: Waiting, program: LoweredKernel, limit: int = LIMIT, seconds: float = inf
     ) -> None:
         self._machine, self._waiting, self._program = machine, waiting, program
         self._limit, self._seconds, self._end = limit, seconds, time.thread_time() + seconds
@@ -239,12 +280,23 @@ class Spinning:
         self._since: Flags | None = None  # the threads that have run since
         self._differed = 0  # the register that told the last time: mostly the counter of the loop
 
-    def look(self, ran: Mask) -> None:
-        """After each basic block, which these threads ran; raises EmulationError for a kernel that does not end."""
-        self._steps += 1
+    def allowance(self) -> int:
+        """How many basic blocks may run before the next look.
+
+        For a while after the state was kept each of them is looked at: a loop comes back to it in that time, or in the
+        longer one after the next state.
+        """
+        since = self._steps - (self._next - self._gap)
+        if self._spins is not None or (self._at is not None and since < max(self._gap >> 8, AGAIN)):
+            return 1
+        return min(self._next - self._steps, self._limit - self._steps + 1)
+
+    def look(self, ran: Mask, steps: int = 1) -> None:
+        """After basic blocks, which these threads ran; raises EmulationError for a kernel that does not end."""
+        self._steps += steps
         if self._steps > self._limit:
             raise self._too_many(f"{self._limit:,} steps", "max_steps")
-        if self._steps & 63 == 0 and time.thread_time() > self._end:
+        if (steps > 1 or self._steps & 63 == 0) and time.thread_time() > self._end:
             raise self._too_many(f"{self._seconds:g} seconds", "seconds")
         if self._spins is not None:
             self._spins |= True if ran is None else ran
@@ -256,7 +308,7 @@ class Spinning:
             self._gap *= 2
             self._next = self._steps + self._gap
             self._keep()
-        elif self._at is not None and self._same():
+        elif steps == 1 and self._at is not None and self._same():
             self._returned()
 
     def _returned(self) -> None:
@@ -291,14 +343,14 @@ class Spinning:
     def _keep(self) -> None:
         self._spins = None
         self._at = self._place()
-        self._registers = list(self._machine.registers)  # never written in place
+        self._registers = list(self._machine.current_registers())  # never written in place
         self._memory = None  # most loops count in a register, and need neither copy nor hash while threads are together
         if self._machine.places.each is not None:
             self._keep_memory()
         self._changes, self._since = self._machine.changes, np.zeros(self._machine.threads, bool)
 
     def _same(self) -> bool:
-        now, then, differed = self._machine.registers, self._registers, self._differed
+        now, then, differed = self._machine.current_registers(), self._registers, self._differed
         if differed < len(now) and not _equal(now[differed], then[differed]):
             return False
         if self._place() != self._at:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -29,6 +29,24 @@ from gemmery_emulator.ptx.module import without_collection
 from gemmery_emulator.steps import Faster, Handler, Lowering, Read, Step, refused
 
 
+class Engine(Protocol):
+    """Runs compiled blocks of a chunk, in place of steps."""
+
+    ran: Mask  # the threads of the latest run
+
+    def run(self, allowance: int) -> int:
+        """Run at most so many basic blocks from where the threads are; return how many ran."""
+
+    def lend(self, at: int) -> None:
+        """A basic block is about to be executed by steps."""
+
+    def lend_all(self) -> None:
+        """All registers are about to be read."""
+
+    def finish(self) -> None:
+        """The chunk has ended."""
+
+
 @dataclass(frozen=True)
 class LoweredKernel:
     """A kernel, ready for any launch."""
@@ -39,6 +57,9 @@ class LoweredKernel:
     provided: dict[str, int]  # special registers and addresses of variables
     zeros: tuple[Any, ...]  # the initial value of each slot
     followed: frozenset[int] = frozenset()  # slots of registers that may be read before they are written
+    single: tuple[Step | None, ...] = ()  # the step of each instruction alone; None for the end of a block
+    engine: Callable[[Any], Engine | None] | None = None  # what runs compiled blocks of a machine, if there is any
+    native: Any = None  # the compiled blocks, which the engine keeps here
 
     @property
     def stop(self) -> int:
@@ -71,9 +92,14 @@ def lowered(kernel: PtxKernel, faster: Faster | None = None) -> LoweredKernel:
     lowering.followed = followed(lowering, blocks)
     if lowering.followed or kernel.local:
         blocks = [_block(lowering, number, *each) for each in ranges]
+    single: list[Step | None] = [None] * len(kernel.instructions)
+    for block in blocks:
+        single[block.first : block.first + len(block.steps)] = block.steps
     blocks = joined(lowering, blocks)
     slots = frozenset(slot for slot in lowering.slots.values() if lowering.followed >> slot & 1)
-    return LoweredKernel(kernel, tuple(blocks), lowering.slots, lowering.provided, tuple(lowering.zeros), slots)
+    return LoweredKernel(
+        kernel, tuple(blocks), lowering.slots, lowering.provided, tuple(lowering.zeros), slots, tuple(single)
+    )
 
 
 def _starts(kernel: PtxKernel) -> list[int]:

@@ -102,7 +102,7 @@ class Lowering:
             case Register(name, declared):
                 return viewed(itemgetter(self.slot(name, STORED[declared])), STORED[declared], dtype)
             case Immediate(bits, type_):
-                value = _constant(bits, type_, dtype)
+                value = constant(bits, type_, dtype)
                 return lambda _: value
             case Special(name) if not specials.is_modelled(name):
                 return partial(_raise, refused(instruction, f"special register {name} of"))
@@ -299,7 +299,8 @@ def viewed(read: Callable[[Any], Any], stored: str, dtype: str) -> Callable[[Any
     return lambda registers: read(registers).view(source).astype(target).view(dtype)
 
 
-def _constant(bits: int, type_: str, dtype: str) -> Any:
+def constant(bits: int, type_: str, dtype: str) -> Any:
+    """Return a constant of a PTX text as a NumPy type."""
     if dtype == "?":
         return np.bool_(bits != 0)
     size = np.dtype(dtype).itemsize

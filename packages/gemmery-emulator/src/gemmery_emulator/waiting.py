@@ -35,6 +35,11 @@ class Waiting:
         self._woken = 0, b""  # `machine.changes` and all places when threads that wait for lanes were last woken
         self._forced = False  # whether the next basic block runs without the missing lanes
 
+    @property
+    def plainly(self) -> bool:
+        """Whether threads wait at barriers alone."""
+        return not self._asleep and self.yielding is None and not self._forced
+
     def ready(self) -> Mask:
         """The threads that can run; None if there are none."""
         machine = self._machine

@@ -9,6 +9,7 @@
 | `GEMMERY_FAST_ENTRY` | `off`: without the compiled fast entry of `matmul`, `gemm` and `gemv` |
 | `GEMMERY_FLOAT32_PRECISION` | `tf32`, `f32_tensor`, `f32_strict` or `f32_plus`: float32 products on a GPU |
 | `GEMMERY_TABLE` | a table of `gemmery tune` to use instead of this CPU's own; `off`: none, the model serves |
+| `GEMMERY_EMULATOR` | `numpy`: the emulator compiles nothing; `compiled`: everything (default: `auto`, what pays) |
 | `GEMMERY_TIERS` | `off`: no background work, each product is compiled for its shape before it runs (default: `on`) |
 """
 
@@ -64,6 +65,11 @@ def fast_entry() -> bool:
 def tiers() -> bool:
     """Return False if GEMMERY_TIERS=off switches off background work."""
     return _one_of("GEMMERY_TIERS", _SWITCH, "on") not in _OFF
+
+
+def emulator() -> str:
+    """Return the value of GEMMERY_EMULATOR: whether basic blocks are compiled."""
+    return _one_of("GEMMERY_EMULATOR", ("auto", "numpy", "compiled"), "auto") or "auto"
 
 
 def table() -> str:

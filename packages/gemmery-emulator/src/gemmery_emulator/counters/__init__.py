@@ -106,6 +106,22 @@ class Counters(Observer):
             self._source = event if event.space == "global" else None
         _add(counted, event.index, event.space, event.kind, cost)
 
+    def repeated(
+        self, index: int, space: str, kind: str, width: int, addresses: Indices, mask: Mask, times: int
+    ) -> None:
+        """Count accesses of any number of warps, each of which came so often."""
+        cost = _cost(addresses, mask, space, kind, width)
+        _add(self._written, index, space, kind, tuple(times * value for value in cost))
+        merge = self._merges.get(index)
+        if merge is not None and merge.first == index:
+            cost = _cost(addresses + merge.offset, mask, space, kind, merge.width)
+            _add(self._wide, index, space, kind, tuple(times * value for value in cost))
+
+    def branched(self, index: int, warps: int, divergent: int) -> None:
+        """Count executions of a branch by warps."""
+        self._branches[index] += warps
+        self._divergent[index] += divergent
+
     def _count_later(self, index: int, space: str, kind: str, width: int) -> None:
         """Count the accesses of one instruction that were left for later."""
         accesses = self._later.pop((index, space, kind, width))

@@ -15,7 +15,7 @@ from gemmery_emulator.findings import messages
 from gemmery_emulator.findings.cluster_races import ClusterRaces, PeerRaces, may_access, may_copy
 from gemmery_emulator.findings.global_races import GlobalRaces, ReadOnlyLoads
 from gemmery_emulator.findings.messages import LATE, SKIPPED, Collection, Finding
-from gemmery_emulator.findings.orders import UPDATES, orders
+from gemmery_emulator.findings.orders import UPDATES, Orders, orders
 from gemmery_emulator.findings.shared_races import SharedRaces, TensorRaces
 from gemmery_emulator.hopper.mbarrier import Mbarriers
 from gemmery_emulator.lower import Unwritten
@@ -45,6 +45,26 @@ class Findings(Observer):
         if self._kernel is not None:
             self.unwritten = self._global.unwritten()
         return self._collection.warnings()
+
+    @property
+    def of_shared(self) -> SharedRaces:
+        """The races in shared memory, of the present chunk."""
+        return self._shared
+
+    @property
+    def of_global(self) -> GlobalRaces:
+        """The races in global memory."""
+        return self._global
+
+    @property
+    def read_only(self) -> ReadOnlyLoads:
+        """What is loaded by way of the read-only cache."""
+        return self._read_only
+
+    @property
+    def orders(self) -> Orders:
+        """Which instructions order memory."""
+        return self._orders
 
     def start(self, machine: Machine) -> None:
         self._machine = machine

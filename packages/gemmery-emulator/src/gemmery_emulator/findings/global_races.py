@@ -38,6 +38,15 @@ class GlobalRaces(Observer):
         self._handover = Handover()
         self._ids: list[Indices | range] = []  # the block numbers of each chunk so far
 
+    @property
+    def grid(self) -> GridHistory:
+        """The accesses so far."""
+        return self._grid
+
+    def checks(self, index: int) -> bool:
+        """Whether an instruction may race."""
+        return self.reach.followed[index] and self._checked[index]
+
     def follow(self, followed: Followed) -> None:
         """The next chunk's threads are ordered by the clocks of these blocks."""
         self._followed, self._clocks = followed, followed.clocks
@@ -263,6 +272,10 @@ class ReadOnlyLoads(Observer):
         self._granule = 1 if any(kind.endswith(("8", "16")) for kind in widths) else 4
         size = machine.memory.data.size // self._granule + 1 if self._loads else 0
         self._stored = np.zeros(size, np.min_scalar_type(len(self._stores)))  # numbers of stores; 0 for none
+
+    def follows(self, index: int) -> bool:
+        """Whether it has to know of an access."""
+        return index in self._number or (index in self._loads and bool(self._stores))
 
     def access(self, machine: Machine, event: Access) -> None:
         if event.space != "global" or event.kind == "bulk":

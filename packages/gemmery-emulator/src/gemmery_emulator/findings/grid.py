@@ -128,6 +128,14 @@ class Two:
         self.last, self.other = self.last.moved(times, narrow), self.other.moved(times, narrow)
 
 
+@dataclass(frozen=True)
+class GridTables:
+    """The arrays of a `GridHistory` and the fields of its stamps, by name; and the last clock that fits in a stamp."""
+
+    numbers: dict[str, Any]
+    clock_limit: int
+
+
 class GridHistory:
     """The accesses of a launch to global memory of `size` bytes.
 
@@ -183,6 +191,52 @@ class GridHistory:
                 self._narrow = False
                 self._move(1)
         return self._stamps
+
+    def access(self, index: int) -> int:
+        """The number of an instruction among those that are followed."""
+        return self._access[index]
+
+    @property
+    def packed(self) -> bool:
+        """Whether rows of places may be packed, as with large arrays."""
+        return self._written.data is None
+
+    def tables(self) -> GridTables | None:
+        """The arrays in which accesses are kept, for code that checks and keeps them; None if packed."""
+        self._latest.settle_all()
+        self._own()
+        if self._full or self._written.data is None:
+            return None
+        self._reads = self._reads or Two(self._written.size, self.fields, self._narrow)
+        fields, updates = self.fields, self._updates
+        pairs = [(self._reads.last, self._reads.other), (updates.last, updates.other) if updates else (None, None)]
+        (last, other), (updated, updated_too) = ([0 if each is None else each.data for each in pair] for pair in pairs)
+        numbers = {
+            "grid": self._written.data,
+            "narrow": self._narrow,
+            "grid_shift": self._shift,
+            "last": last,
+            "other": other,
+            "updated": updated,
+            "updated_too": updated_too,
+            "thread_at": fields.thread_at,
+            "clock_at": fields.clock_at,
+            "someone": fields.someone,
+            "one_block": fields.same_block,
+            "atomic": fields.atomic,
+            "written_low": self._written.low,
+            "written_high": self._written.high,
+            "read_low": self._reads.last.low,
+            "read_high": self._reads.last.high,
+        }
+        return GridTables(numbers, fields.narrow_clock if self._narrow else fields.last_clock)
+
+    def widen(self, written_low: int, written_high: int, read_low: int, read_high: int) -> None:
+        """Places in these ranges may have stamps now."""
+        self._written.low, self._written.high = written_low, written_high
+        if self._reads is not None:
+            for table in (self._reads.last, self._reads.other):
+                table.low, table.high = min(table.low, read_low), max(table.high, read_high)
 
     def unwritten(self, start: int, stop: int) -> int:
         """The bytes from `start` to before `stop` that no thread has written, if some are; 0 after atomic updates."""

@@ -13,7 +13,7 @@ conflict is each checked alone, in its order and with the clocks that it met: to
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,6 +32,16 @@ LARGEST = 1 << 16  # granules times barriers that such accesses span
 # A conflict: its kind ("clash" is a race of threads that execute one instruction together), the instruction, its
 # threads, the byte addresses, the stamps of the other accesses.
 ReportConflict = Callable[[str, int, Words, Words, Words], None]
+
+
+class SharedTables(NamedTuple):
+    """The arrays of a `History`, and how an address leads to a place in them."""
+
+    written: Words
+    read: Words
+    read_too: Words
+    granules: int  # of a block
+    shift: int
 
 
 class History:
@@ -79,6 +89,10 @@ class History:
     def granule(self) -> int:
         """Bytes of a granule."""
         return 1 << self._shift
+
+    def tables(self) -> SharedTables:
+        """The arrays in which accesses are kept, for code that checks and keeps them itself."""
+        return SharedTables(self._written, self._read, self._read_too, self._granules, self._shift)
 
     def spread(self, blocks: int) -> None:
         """Follow each block from now on, and not one for all."""

@@ -54,6 +54,16 @@ class SharedRaces(Observer):
                 (machine.unit(Operations), "tcgen05 operation", "at the mbarrier of its tcgen05.commit")
             )
 
+    @property
+    def history(self) -> History:
+        """The accesses so far."""
+        return self._history
+
+    @property
+    def reads_apart(self) -> bool:
+        """Whether asynchronous units read shared memory, so that stores are compared with what they read."""
+        return bool(self._readers)
+
     def access(self, machine: Machine, event: Access) -> None:
         """Threads load, store or update."""
         if event.space == cluster.SPACE and event.kind != "ld":

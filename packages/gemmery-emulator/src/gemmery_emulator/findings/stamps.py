@@ -59,6 +59,11 @@ class Stamps:
         self._since, self._interval = 0, LEAST  # places in use since the last search, and how many until the next
         self._unpacked = 0  # rows of those that the last search packed
 
+    @property
+    def data(self) -> NDArray[Any] | None:
+        """All stamps; None where rows may be packed."""
+        return None if self._packs else self._data
+
     def touches(self, low: int, high: int) -> bool:
         """Whether any place from `low` to `high` may have a stamp."""
         return self.low <= high and low <= self.high

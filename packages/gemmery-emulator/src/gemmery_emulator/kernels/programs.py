@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -10,6 +11,7 @@ from gemmery.cpu import fused
 from gemmery.cuda import nvrtc
 from gemmery.cuda.device import GRID, LIMITS, STATIC_SHARED
 from gemmery_emulator import exact
+from gemmery_emulator.kernels.native.engine import engine
 from gemmery_emulator.lower import LoweredKernel, lowered
 from gemmery_emulator.machine import Dims, LaunchConfig
 from gemmery_emulator.ptx import PtxKernel, PtxModule
@@ -29,12 +31,12 @@ def parsed(text: str, wrappers: frozenset[str]) -> PtxModule:
 @lru_cache(maxsize=64)
 def prepared(text: str, kernel: str, wrappers: frozenset[str] = nvrtc.WRAPPERS) -> LoweredKernel:
     """Return a kernel of a PTX text, ready for any launch; `wrappers` are those of `parse`, by default the rungs'."""
-    return lowered(parsed(text, wrappers).kernels[kernel], faster())
+    return replace(lowered(parsed(text, wrappers).kernels[kernel], faster()), engine=engine)
 
 
 def prepared_anew(text: str, kernel: str) -> LoweredKernel:
     """Read and lower a kernel of a rung's PTX text without the cache."""
-    return lowered(parse(text, nvrtc.WRAPPERS).kernels[kernel], faster())
+    return replace(lowered(parse(text, nvrtc.WRAPPERS).kernels[kernel], faster()), engine=engine)
 
 
 def faster() -> Mapping[Arithmetic, Arithmetic]:

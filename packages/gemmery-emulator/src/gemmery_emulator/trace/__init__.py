@@ -19,6 +19,7 @@ from gemmery_emulator.ptx import Instruction, Line, PtxKernel, names_of
 from gemmery_emulator.ptx.scopes import SIZES
 
 MOST = 64  # largest number of stretches kept after a branch
+LONGEST = 1 << 9  # basic blocks for which a path is followed
 ActiveLanes = tuple[bool, ...]
 
 
@@ -114,6 +115,36 @@ class Trace(Observer):
             self._feeding = frozenset(load for pieces in self._origins.values() for load, _ in pieces)
             self.arrays = {array.name: range(array.start, array.stop) for array in machine.memory.allocations}
 
+    @property
+    def watching(self) -> bool:
+        """Whether this chunk is recorded: the first one of a launch."""
+        return self._watching
+
+    @property
+    def following(self) -> bool:
+        """Whether a warp's path after a divergent branch is being recorded."""
+        return bool(self._open)
+
+    def knows(self, index: int) -> bool:
+        """Whether an access of an instruction is recorded."""
+        return any((self._launch, index, space) in self.accesses for space in ("global", "shared"))
+
+    def feeds(self, index: int) -> bool:
+        """Whether the values of a load are stored to shared memory."""
+        return index in self._feeding
+
+    def fetched(self, event: Access) -> None:
+        """The latest access of a load that feeds stores."""
+        self._fetched[event.index] = event
+
+    def has_diverged(self, index: int) -> bool:
+        """Whether a branch has a divergence that is recorded."""
+        return (self._launch, index) in self.divergences
+
+    def reached(self, first: int, last: int) -> None:
+        """These are the latest instructions, of blocks of which it was not told."""
+        self._before = first, last
+
     def access(self, machine: Machine, event: Access) -> None:
         if not self._watching or event.space not in ("shared", "global"):
             return
@@ -164,7 +195,8 @@ class Trace(Observer):
                 walk.add(machine, first, last, lanes)
             divergence = self.divergences[walk.branch]
             together = all(now or not before for now, before in zip(lanes, divergence.active, strict=True))
-            if together or len(walk.stretches) == MOST:
+            walk.blocks += 1
+            if together or len(walk.stretches) == MOST or walk.blocks == LONGEST:
                 self._close(walk)
 
     def _active(self, machine: Machine, warp: int) -> ActiveLanes:
@@ -213,6 +245,7 @@ class _Walk:
 
     branch: tuple[int, int]
     warp: int
+    blocks: int = 0  # basic blocks since
     stretches: list[Stretch] = field(default_factory=list)
     lines: list[Counter[Line]] = field(default_factory=list)  # of each stretch
 

@@ -1,0 +1,402 @@
+"""Compiled blocks beside the machine: which are compiled and when, and what both keep of the same state.
+
+Registers live in two places. The machine has a list of values, which are never written in place; compiled code has an
+array for each register. Whoever runs next gets those that the other may have changed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gemmery import config
+from gemmery_emulator.convergence import Shuffled
+from gemmery_emulator.counters import Counters
+from gemmery_emulator.findings import Findings
+from gemmery_emulator.kernels.native import layout
+from gemmery_emulator.kernels.native.compiling import Native, turns
+from gemmery_emulator.kernels.native.layout import ACCESS, BLOCK, CONTEXT, ENTRIES, ENTRY, FLAGS, Record
+from gemmery_emulator.kernels.native.sharing import Races, count_rows
+from gemmery_emulator.lockstep import LockStep
+from gemmery_emulator.machine import Access
+from gemmery_emulator.op import Mask
+from gemmery_emulator.trace import Trace
+
+FAR = 2**31 - 1  # the place of threads that wait at a barrier
+LEAST = 4  # blocks that are worth a call
+LONG = 64  # instructions of a block that is worth a call
+MOST = 1 << 14  # blocks of a call, so that Python looks at the time and at signals
+LONGEST = 1 << 20  # blocks that Python executes after calls that came to nothing
+FOREIGN = frozenset(("wgmma", "tcgen05", "mapa"))  # of kernels that stay with NumPy
+
+Run = Callable[[int], int]
+Part = Callable[[int, int, int], int]
+
+
+def engine(machine: LockStep) -> Engine | None:
+    """Return what runs compiled blocks for a chunk; None where NumPy has to run all."""
+    program = machine.program
+    if config.emulator() == "numpy" or not _suits(machine):
+        return None
+    native: Native | None = program.native
+    if native is None:
+        native = Native(program)
+        object.__setattr__(program, "native", native)
+    if config.emulator() == "compiled":
+        native.compile_all()
+    made = Engine(machine, native)
+    return made if made.useful else None
+
+
+def _suits(machine: LockStep) -> bool:
+    program = machine.program
+    if machine.launch.together > 1 or program.followed or program.kernel.local:
+        return False
+    if any(type(each) not in (Counters, Findings, Trace) for each in machine.watching):
+        return False
+    return not any(each.opcode.family in FOREIGN for each in program.kernel.instructions)
+
+
+class Engine:
+    """Runs compiled blocks of a chunk."""
+
+    def __init__(self, machine: LockStep, native: Native) -> None:
+        self._machine, self._native = machine, native
+        self._program, self._translation = native.program, native.translation
+        self._counters = [each for each in machine.watching if isinstance(each, Counters)]
+        traces = [each for each in machine.watching if isinstance(each, Trace) and each.watching]
+        self._trace = traces[0] if traces else None
+        findings = next((each for each in machine.watching if isinstance(each, Findings)), None)
+        self._races = Races(machine, findings, self._translation) if findings is not None else None
+        self.useful = self._races is None or not self._races.hidden
+        self._ready = False
+        self._failed = self._pause = 0
+        self._stale = 0  # the number of the latest compiled run
+        self.ran: Mask = None  # the threads of the latest run
+
+    # ---- before and after Python ----
+
+    def lend(self, at: int) -> None:
+        """NumPy is about to execute a block."""
+        if self._ready:
+            slots = self._slots_of(at)
+            self._export(slots)
+            self._changed.update(slots)
+            block = self._program.blocks[at]
+            if self._kept and any(index in self._unseen for index in range(block.first, block.last)):
+                self._tell_fetched()
+        if self._native.executed(at, self._machine.threads) and self._ready:
+            self._bind_blocks()
+
+    def _tell_fetched(self) -> None:
+        """Tell the recorder of pictures what compiled blocks loaded, before it sees what is stored."""
+        assert self._trace is not None
+        threads = self._machine.threads
+        for index, kept in self._kept.items():
+            mask = kept[8 * threads :].astype(np.bool_)
+            if mask.any():
+                form: Any = self._translation.forms[index]
+                event = Access(index, "global", "ld", kept[: 8 * threads].view(np.int64).copy(), mask, form.width)
+                self._trace.fetched(event)
+
+    def lend_all(self) -> None:
+        """NumPy needs all registers."""
+        if self._ready:
+            self._export(self._written)
+
+    def finish(self) -> None:
+        """Tell the counters what compiled blocks did, at the end of a chunk."""
+        if not self._ready:
+            return
+        self._count_patterns()
+        table, machine = self._blocks, self._machine
+        for number in np.flatnonzero(table.column("every_warp")).tolist():
+            block = self._program.blocks[number]
+            for counters in self._counters:
+                warps, threads = table.get("every_warp", number), table.get("every_thread", number)
+                counters.executed(machine, block.first, block.last, warps, threads)
+                branches = table.get("branches", number), table.get("divergent", number)
+                counters.branched(block.last - 1, *branches)
+
+    # ---- running ----
+
+    def run(self, allowance: int) -> int:
+        """Run compiled blocks, at most so many; return how many ran."""
+        if allowance < LEAST or not self._native.code or not self._may_run():
+            return 0
+        if not self._ready:
+            self._make()
+        if not self._prepare():
+            return 0
+        ctx, machine = self._context, self._machine
+        self._enter(min(allowance, MOST))
+        why = self._run(ctx.address())
+        together, at, steps = bool(ctx.get("uniform")), ctx.get("at"), ctx.get("steps")
+        self._return(together, at)
+        expected = why > layout.END and why - layout.INSIDE in self._unseen  # Python executes each access once
+        long = why > layout.END and self._native.lengths[at] >= LONG
+        self._failed = 0 if steps >= LEAST or expected or long else self._failed + 1
+        if self._failed > 3 and not self._native.eager:
+            self._pause, self._failed = self._native.pause, 0
+            self._native.pause = min(2 * self._native.pause, LONGEST)
+        if why >= layout.END:
+            mask: Mask = None if together else self._mask[: machine.threads].astype(np.bool_)
+            block = self._program.blocks[at]
+            if self._trace is not None:
+                self._trace.reached(block.first, block.last)
+            if why > layout.END:
+                self._finish_inside(at, why - layout.INSIDE, mask)
+            if block.way:
+                self._export(self._translation.slots(self._program.kernel.instructions[block.last - 1]))
+            machine.end_block(block, mask, at)
+        return steps
+
+    def _may_run(self) -> bool:
+        """Whether compiled blocks may run now, as far as that is known without looking at the histories."""
+        if self._pause:
+            self._pause -= 1
+            return False
+        places = self._machine.places
+        if places.each is None and places.at not in self._native.code:
+            return False
+        return self._machine.waits_plainly() and not (self._trace is not None and self._trace.following)
+
+    def _enter(self, budget: int) -> None:
+        """Tell compiled code where threads are."""
+        ctx, machine, places = self._context, self._machine, self._machine.places
+        self._parked, self._at_first = machine.parked(), places.each
+        if places.each is not None:
+            self._places[:] = places.each
+            if self._parked.size:
+                self._places[self._parked] = FAR
+        numbers = (places.each is None, places.at, 0, budget, machine.elapsed, machine.ended)
+        for name, number in zip(("uniform", "at", "steps", "budget", "elapsed", "ended"), numbers, strict=True):
+            ctx.set(name, number)
+        self._ran[:] = 0
+        self._stale += 1
+
+    def _return(self, together: bool, at: int) -> None:
+        """Tell the machine where threads are now, and which of them ran."""
+        machine, places, threads = self._machine, self._machine.places, self._machine.threads
+        machine.elapsed, machine.ended = self._context.get("elapsed"), self._context.get("ended")
+        places.at, places.each = at, None
+        if not together:
+            places.each = self._places.copy()
+            if self._parked.size and self._at_first is not None:
+                places.each[self._parked] = self._at_first[self._parked]
+        self._settle()
+        self.ran = None if self._ran[threads] else self._ran[:threads].astype(np.bool_)
+
+    def _finish_inside(self, at: int, index: int, mask: Mask) -> None:
+        """Execute an instruction by NumPy and the rest of its block by compiled code, as far as that comes."""
+        block, translation = self._program.blocks[at], self._translation
+        instructions, last = self._program.kernel.instructions, block.last - bool(block.way)
+        flags = self._full if mask is None else self._mask
+        part = _part(self._native.code[at])
+        while True:
+            slots = translation.slots(instructions[index])
+            self._export(slots)
+            if self._kept and index in self._unseen:
+                self._tell_fetched()
+            step = self._program.single[index]
+            assert step is not None
+            step(self._machine, mask)
+            self._changed.update(slots)
+            index += 1
+            if index == last:
+                return
+            if self._prepare():
+                self._stale += 1
+                stopped = part(self._context.address(), flags.__array_interface__["data"][0], index)
+                self._settle()
+                if not stopped:
+                    return
+                index = stopped - 1
+
+    # ---- state ----
+
+    def _make(self) -> None:
+        """Make the buffers of a chunk."""
+        machine, program, translation = self._machine, self._program, self._translation
+        threads = machine.threads
+        self._context, self._blocks = Record(CONTEXT), Record(BLOCK, max(len(program.blocks), 1))
+        self._records = np.zeros(1 + len(ACCESS) * max(len(translation.moves), 1), np.int64)
+        self._accesses = self._records[1:].reshape(-1, len(ACCESS))
+        run, access = turns()
+        self._run: Run = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(run)
+        self._records[0] = access
+        kinds = [np.dtype(np.bool_ if kind == "?" else kind) for kind in translation.stored]
+        known = sorted({*program.slots.values(), *program.provided.values()})
+        self._values: dict[int, NDArray[Any]] = {slot: np.zeros(threads, kinds[slot]) for slot in known}
+        self._registers = np.zeros(max(known, default=0) + 1, np.int64)
+        for slot, values in self._values.items():
+            self._registers[slot] = values.__array_interface__["data"][0]
+        self._places = np.zeros(threads, np.int32)
+        self._mask, self._ran, self._goes = np.zeros((3, threads + FLAGS), np.uint8)
+        self._full = np.ones(threads + FLAGS, np.uint8)
+        self._addresses, self._bases = np.zeros((2, threads), np.int64)
+        self._bases += machine.shared.base
+        self._lanes, self._every_lane = np.zeros(threads + 1, np.int32), np.arange(threads, dtype=np.int32)
+        self._touched = np.empty((4, 32 * threads), np.int64)
+        self._entries = np.zeros((ENTRIES + 1, ENTRY), np.int64)
+        self._slots = np.zeros(layout.SLOTS, np.int32)
+        self._found = np.zeros(machine.warps, np.int64)
+        arrays = [(each.start, each.stop) for each in machine.memory.allocations] or [(0, 0)]
+        self._arrays = np.array(arrays, np.int64)
+        numbers = {
+            "threads": threads, "block_threads": machine.block_threads, "warps": machine.warps,
+            "stop": program.stop, "shared_limit": machine.shared.size, "array_count": len(arrays),
+            "each_warp": machine.block_threads // 32,
+        }  # fmt: skip
+        buffers = {
+            "places": self._places, "mask": self._mask, "full": self._full, "ran": self._ran,
+            "registers": self._registers, "addresses": self._addresses, "lanes": self._lanes,
+            "every_lane": self._every_lane, "before": self._touched[0], "where": self._touched[1],
+            "stamps": self._touched[2], "who": self._touched[3], "goes": self._goes, "blocks": self._blocks.words,
+            "access": self._records, "found": self._found,
+            "parameters": machine.parameters, "memory": machine.memory.data, "shared": machine.shared.data,
+            "bases": self._bases, "arrays": self._arrays, "entries": self._entries, "slots": self._slots,
+        }  # fmt: skip
+        for name, value in (*numbers.items(), *buffers.items()):
+            self._context.set(name, value)
+        self._describe()
+        written = {slot for each in program.kernel.instructions for slot in translation.slots(each)}
+        self._written = sorted(written)
+        self._exported = dict.fromkeys(self._values, 0)  # the run after which each was copied to the machine
+        self._changed = set(self._values)
+        self._of_block: dict[int, list[int]] = {}
+        self._ready = True
+        self._bind_blocks()
+
+    def _describe(self) -> None:
+        """Describe the accesses and the blocks of the kernel to compiled code."""
+        translation, program, threads = self._translation, self._program, self._machine.threads
+        self._kept: dict[int, NDArray[np.uint8]] = {}  # the latest addresses of loads, and by whom
+        self._unseen = dict(translation.number)
+        for index, number in translation.number.items():
+            form: Any = translation.forms[index]
+            fields = (index, form.space == "shared", form.stores, form.width, 0, 0, 0, ENTRIES, number + 1, 0)
+            kept = translation.registers_of(form)
+            size = form.width // len(form.elements)
+            self._accesses[number] = (*fields, len(kept), size, *(kept + 4 * [0])[:4], 0)
+            if self._trace is not None and self._trace.feeds(index):
+                self._kept[index] = np.zeros(9 * threads, np.uint8)
+                self._accesses[number, -1] = self._kept[index].__array_interface__["data"][0]
+            if self._races is not None and not self._races.allows(index):
+                del self._unseen[index]
+        for number, block in enumerate(program.blocks):
+            self._blocks.set("first", block.first, number)
+            self._blocks.set("last", block.last, number)
+            self._blocks.set("gathers", block.gathering is not None, number)
+            way = self._way(block)
+            self._blocks.set("way", way, number)
+            if way == layout.BRANCHES:
+                self._blocks.set("target", block.targets[0], number)
+                self._blocks.set("guarded", block.guard is not None, number)
+            self._blocks.set("diverged", self._trace is None, number)
+        branching = (number for number, block in enumerate(program.blocks) if block.guard is not None)
+        self._undiverged = list(branching) if self._trace is not None else []
+
+    def _way(self, block: Any) -> int:
+        if block.way == "":
+            return layout.FOLLOWS
+        if block.way in ("branch", "exit"):
+            return layout.BRANCHES
+        barrier = block.barrier
+        instruction = self._program.kernel.instructions[block.last - 1]
+        plain = barrier is not None and instruction.opcode.spelling in (
+            "bar.sync",
+            "barrier.sync",
+            "barrier.sync.aligned",
+        )
+        plain = plain and len(instruction.operands) == 1 and barrier.members is None and not barrier.arrives
+        every = all(
+            each.barrier is None or (each.barrier.count is None and not each.barrier.arrives)
+            for each in self._program.blocks
+        )
+        meets = self._races is None or self._races.meets
+        constant = plain and type(instruction.operands[0]).__name__ == "Immediate"
+        return layout.MEETS if constant and every and meets else layout.ELSEWHERE
+
+    def _bind_blocks(self) -> None:
+        self._used = set(self._program.provided.values())  # slots that compiled code reads or writes
+        for number, address in self._native.code.items():
+            self._blocks.set("ready", address, number)
+            self._used.update(self._slots_of(number))
+
+    def _slots_of(self, at: int) -> list[int]:
+        if at not in self._of_block:
+            block, found = self._program.blocks[at], dict[int, None]()
+            for each in self._program.kernel.instructions[block.first : block.last]:
+                found |= dict.fromkeys(self._translation.slots(each))
+            self._of_block[at] = list(found)
+        return self._of_block[at]
+
+    def _export(self, slots: Iterable[int]) -> None:
+        """Give the machine the values of registers that compiled blocks may have changed."""
+        registers, exported, stale = self._machine.registers, self._exported, self._stale
+        for slot in slots:
+            if exported[slot] != stale and slot not in self._changed:
+                registers[slot] = _agreed(self._values[slot].copy())
+            exported[slot] = stale
+
+    def _import(self) -> None:
+        """Take the values of registers that NumPy may have changed."""
+        registers = self._machine.registers
+        for slot in self._changed & self._used:
+            self._values[slot][...] = registers[slot]
+        self._changed -= self._used
+
+    def _prepare(self) -> bool:
+        """Make the state ready for compiled code; False where NumPy has to go on."""
+        shuffled = self._machine.unit(Shuffled)
+        if shuffled.undefined or shuffled.spread:
+            return False
+        if self._races is not None and not self._races.lend(self._context, self._accesses, ACCESS):
+            return False
+        if self._unseen:
+            seen = [index for index in self._unseen if self._trace is None or self._trace.knows(index)]
+            for index in seen:
+                self._accesses[self._unseen.pop(index), ACCESS.index("seen")] = 1
+        if self._undiverged and self._trace is not None:
+            for number in [n for n in self._undiverged if self._trace.has_diverged(self._program.blocks[n].last - 1)]:
+                self._blocks.set("diverged", 1, number)
+                self._undiverged.remove(number)
+        if self._context.get("used") + 2 * self._machine.warps > ENTRIES:
+            self._count_patterns()
+        self._import()
+        return True
+
+    def _settle(self) -> None:
+        """Tell the histories of accesses what compiled code has done."""
+        if self._races is not None:
+            self._races.settle(self._context)
+
+    def _count_patterns(self) -> None:
+        """Count the accesses so far, those of one instruction that came equally often at once."""
+        used = self._context.get("used")
+        entries = self._entries[:used]
+        if used:
+            keys = entries[:, 0] * (1 << 40) + entries[:, 2]
+            order = np.argsort(keys, kind="stable")
+            starts = np.flatnonzero(np.diff(keys[order], prepend=keys[order[0]] - 1))
+            for rows in np.split(order, starts[1:]):
+                count_rows(self._counters, self._translation, entries[rows])
+        self._entries[:used] = 0
+        self._slots[:] = 0
+        self._context.set("used", 0)
+        self._accesses[:, ACCESS.index("latest")] = ENTRIES
+
+
+def _agreed(values: NDArray[Any]) -> Any:
+    """Return one number where all threads agree, to the bit: NumPy is faster with it."""
+    bits = values.view(f"u{values.itemsize}")
+    return values[0] if bits[0] == bits[-1] and (bits == bits[0]).all() else values
+
+
+def _part(address: int) -> Part:
+    return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(address)

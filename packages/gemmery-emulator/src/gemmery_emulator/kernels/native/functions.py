@@ -1,0 +1,294 @@
+"""Basic blocks of a kernel as functions: all instructions for a vector of threads, then for the next vector.
+
+A function is cut at its accesses. Up to an access it computes, and writes the registers that others may read and the
+addresses; then accesses.py checks these and moves the data. At an access that does not pass, and at an instruction
+without code, the function returns with the number of the instruction, for Python to execute it; it can be entered again
+behind each of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from gemmery.cpu.ir import Function, Module, Value
+from gemmery.cpu.ir_types import SIZES, vector
+from gemmery_emulator.kernels.native.layout import ACCESS, CONTEXT, LANES, WORD, Fields, leave
+from gemmery_emulator.kernels.native.operations import TYPES, emit, flipped, lanes
+from gemmery_emulator.kernels.native.translation import Compute, Move, Parameter, Translation
+from gemmery_emulator.op import NUMPY, STORED
+from gemmery_emulator.ptx import Address, Immediate, Not, Operand, Register, Special, Symbol, names_of
+from gemmery_emulator.steps import constant
+
+
+def module(translation: Translation, blocks: Iterable[int]) -> Module:
+    """Return the code of some blocks, as functions with their numbers."""
+    made = Module(translation.target)
+    for number in blocks:
+        _Function(translation, made, number)
+    return made
+
+
+def memory_type(stored: str) -> str:
+    """Return the type in which a register is kept in memory: a flag takes a byte."""
+    return "i8" if stored == "?" else TYPES[stored]
+
+
+class _Function:
+    """The function of a block."""
+
+    def __init__(self, translation: Translation, module: Module, number: int) -> None:
+        self._translation = translation
+        program = translation.program
+        block = program.blocks[number]
+        self._block, self._instructions = block, program.kernel.instructions
+        last = block.last - bool(block.way)
+        forms = translation.forms
+        cuts = [index for index in range(block.first, last) if not isinstance(forms[index], Compute | Parameter)]
+        params = (("ptr", "ctx"), ("ptr", "mask"), ("i64", "start"))
+        self._pointers: dict[int, Value] = {}
+        with module.function(f"block_{number}", *params, returns="i64") as f:
+            self._f, self._fields = f, Fields(f, f["ctx"], CONTEXT)
+            f._slots.append(f"  %context_registers = getelementptr i8, ptr %ctx, i64 {self._at('registers')}")
+            f._slots.append("  %registers = load ptr, ptr %context_registers, align 8")
+            entries = [block.first, *(index + 1 for index in cuts)]
+            targets = " ".join(f"i64 {entry}, label %from{entry}" for entry in entries)
+            f.line(f"switch i64 %start, label %from{block.first} [ {targets} ]")
+            bounds = [*cuts, last]
+            for start, stop in zip(entries, bounds, strict=True):
+                if start != block.first:
+                    f.line(f"br label %from{start}")
+                f._label(f"from{start}")
+                form = forms[stop] if stop < last else None
+                ends = stop == last
+                self._compute(range(start, stop), form if isinstance(form, Move) else None, ends)
+                if ends:
+                    f.ret(f.index(0))
+                elif isinstance(form, Move):
+                    self._access(stop, form)
+                else:
+                    leave(f, stop + 1)
+
+    def _at(self, name: str) -> int:
+        return WORD * CONTEXT.index(name)
+
+    def _access(self, index: int, move: Move) -> None:
+        f, fields = self._f, self._fields
+        desc = fields.pointer("access") + 0
+        table = f.load("ptr", desc, 8)  # the function's address, then the records
+        record = desc + WORD * (1 + len(ACCESS) * self._translation.number[index])
+        passed = f.result_of(table, "i64", f["ctx"], record, f["mask"])
+        with f.if_(passed.differs(0)):
+            leave(f, index + 1)
+        if self._translation.registers_of(move):
+            return  # the check has moved the data, too
+        dtype = NUMPY[move.kind]
+        element = TYPES[dtype]
+        size = SIZES[element]
+        addresses = fields.pointer("addresses")
+        memory, bases = fields.pointer(move.space if move.space == "shared" else "memory"), fields.pointer("bases")
+        with self._group() as group:
+            wide = lanes("i64")
+            at = f.load(wide, addresses + group.t * WORD)
+            if move.space == "shared":
+                at = at + f.load(wide, bases + group.t * WORD)
+            for number, operand in enumerate(move.elements):
+                where = at + number * size if number else at
+                pointers = f.emit(lanes("ptr"), f"getelementptr i8, {memory}, {where}")
+                if move.stores:
+                    value = group.read(operand, move.kind)
+                    name = f"llvm.masked.scatter.v{LANES}{_suffix(element)}.v{LANES}p0"
+                    f.module.declare(f"declare void @{name}({value.type}, {pointers.type}, i32, {group.mask.type})")
+                    f.line(f"call void @{name}({value}, {pointers}, i32 {size}, {group.mask})")
+                else:
+                    type_ = lanes(element)
+                    name = f"llvm.masked.gather.v{LANES}{_suffix(element)}.v{LANES}p0"
+                    f.module.declare(f"declare {type_} @{name}({pointers.type}, i32, {group.mask.type}, {type_})")
+                    text = f"call {type_} @{name}({pointers}, i32 {size}, {group.mask}, {type_} zeroinitializer)"
+                    group.write(operand, move.kind, f.emit(type_, text))
+            group.finish(None)
+
+    def _compute(self, indices: range, move: Move | None, ends: bool) -> None:
+        """Compute up to an access, with its addresses, or up to the end, with whom the branch takes."""
+        f, block = self._f, self._block
+        guard = self._instructions[block.last - 1].guard if ends and block.way in ("branch", "exit") else None
+        if not indices and move is None and guard is None:
+            return
+        with self._group() as group:
+            for index in indices:
+                form = self._translation.forms[index]
+                if isinstance(form, Parameter):
+                    self._parameter(group, form)
+                    continue
+                assert isinstance(form, Compute)
+                values = [group.read(*source) for source in form.sources]
+                extra = () if form.constant is None else (form.constant,)
+                results: Any = form.emit(f, *values, *extra)
+                results = results if isinstance(results, tuple) else (results,)
+                for (target, kind), result in zip(form.targets, results, strict=True):
+                    group.write(target, kind, result)
+            if move is not None:
+                f.store(group.address(move.place), self._fields.pointer("addresses") + group.t * WORD)
+            if guard is not None:
+                goes = group.read(guard, "pred")
+                if self._instructions[block.last - 1].negated:
+                    goes = flipped(f, goes)
+                f.store(f.convert("zext", goes, "i8"), self._fields.pointer("goes") + group.t)
+            group.finish(self._private(indices))
+
+    def _parameter(self, group: _Group, form: Parameter) -> None:
+        f, element = self._f, TYPES[NUMPY[form.kind]]
+        for number, operand in enumerate(form.elements):
+            at = self._fields.pointer("parameters") + (form.offset + number * SIZES[element])
+            group.write(operand, form.kind, f.broadcast(f.load(element, at), LANES))
+
+    def _private(self, indices: range) -> set[int]:
+        """Return the slots of registers that only these instructions name, and write first."""
+        translation, inside, first = self._translation, Counter[int](), dict[int, bool]()
+        for index in indices:
+            form, instruction = translation.forms[index], self._instructions[index]
+            slots = translation.slots(instruction)
+            inside.update(slots)
+            sources = form.sources if isinstance(form, Compute) else ()
+            read = {translation.program.slots.get(name) for name in names_of([each for each, _ in sources])}
+            for slot in slots:
+                first.setdefault(slot, slot not in read)
+        return {slot for slot, count in inside.items() if first[slot] and count == translation.mentions[slot]}
+
+    def _group(self) -> _Group:
+        return _Group(self._translation, self._f, self)
+
+    def pointer(self, slot: int) -> Value:
+        """Return the address of a register's values."""
+        if slot not in self._pointers:
+            f = self._f
+            f._slots.append(f"  %slot{slot} = getelementptr i8, ptr %registers, i64 {WORD * slot}")
+            f._slots.append(f"  %values{slot} = load ptr, ptr %slot{slot}, align 8")
+            self._pointers[slot] = Value(f, "ptr", f"%values{slot}")
+        return self._pointers[slot]
+
+
+class _Group:
+    """The code for a vector of threads, in a loop over all of them, left out where none is active."""
+
+    def __init__(self, translation: Translation, f: Function, function: _Function) -> None:
+        self._translation, self._f, self._function = translation, f, function
+        self._values: dict[int, dict[str, Value]] = {}  # by slot and NumPy type
+        self._written: list[int] = []
+
+    def __enter__(self) -> _Group:
+        f = self._f
+        threads = self._function._fields.get("threads")
+        self._loop = f.loop(0, threads, LANES)
+        self.t = self._loop.__enter__()
+        flags = f.load(vector(LANES, "i8"), f["mask"] + self.t)
+        self.mask = f.emit(vector(LANES, "i1"), f"icmp ne {flags}, zeroinitializer")
+        self._some = f.if_(f.bitcast(self.mask, f"i{LANES}").differs(0))
+        self._some.__enter__()
+        return self
+
+    def __exit__(self, *rest: Any) -> None:
+        self._some.__exit__(None, None, None)
+        self._loop.__exit__(None, None, None)
+
+    def _of(self, slot: int, dtype: str) -> Value:
+        """Return the values of a register as a NumPy type."""
+        f, stored = self._f, self._translation.stored[slot]
+        known = self._values.setdefault(slot, {})
+        if not known:
+            kept = f.load(
+                lanes(memory_type(stored)), self._function.pointer(slot) + self.t * SIZES[memory_type(stored)]
+            )
+            known[stored] = emit(f, "icmp ne", lanes("i1"), kept, f.zero(kept.type)) if stored == "?" else kept
+        if dtype not in known:
+            known[dtype] = viewed(f, known[stored], stored, dtype)
+        return known[dtype]
+
+    def read(self, operand: Operand, kind: str) -> Value:
+        """Return the values of an operand as a PTX type."""
+        f, dtype, program = self._f, NUMPY[kind], self._translation.program
+        match operand:
+            case Immediate(bits, type_):
+                return _splat(f, constant(bits, type_, dtype), dtype)
+            case Register(name):
+                return self._of(program.slots[name], dtype)
+            case Not(register):
+                return flipped(f, self.read(register, "pred"))
+            case Special(name):
+                return self._of(program.provided[name], dtype)
+            case Symbol(name, offset):
+                if name in self._translation.parameters:
+                    return f.const(lanes(TYPES[dtype]), self._translation.parameters[name] + offset)
+                return self._of(program.provided[name], dtype) + offset
+        raise AssertionError(operand)
+
+    def address(self, place: Address) -> Value:
+        """Return the addresses in brackets."""
+        f, base = self._f, place.base
+        if isinstance(base, Register) and STORED[base.type] == "u4":
+            narrow = self._of(self._translation.program.slots[base.name], "u4")
+            return f.convert("sext", narrow + place.offset, "i64")
+        return (
+            self.read(base, "s64") + place.offset
+            if isinstance(base, Register)
+            else (self.read(base, "u64") + place.offset)
+        )
+
+    def write(self, operand: Operand, kind: str, value: Value) -> None:
+        """Write values of a PTX type to a register."""
+        assert isinstance(operand, Register)
+        if operand.name == "_":
+            return
+        slot, dtype = self._translation.program.slots[operand.name], NUMPY[kind]
+        stored = self._translation.stored[slot]
+        known = {stored: viewed(self._f, value, dtype, stored)}
+        if stored != dtype and stored[1:] == dtype[1:]:
+            known[dtype] = value
+        self._values[slot] = known
+        if slot not in self._written:
+            self._written.append(slot)
+
+    def finish(self, private: set[int] | None) -> None:
+        """Keep the values of the active threads, but for registers that nobody else reads."""
+        f = self._f
+        for slot in self._written:
+            if private is not None and slot in private:
+                continue
+            stored = self._translation.stored[slot]
+            type_ = memory_type(stored)
+            place = self._function.pointer(slot) + self.t * SIZES[type_]
+            value = self._values[slot][stored]
+            value = f.convert("zext", value, "i8") if stored == "?" else value
+            f.store(f.select(self.mask, value, f.load(value.type, place)), place)
+
+
+def viewed(f: Function, value: Value, stored: str, dtype: str) -> Value:
+    """Return values that are kept as one NumPy type as another: the same bits, truncated or extended."""
+    if stored == dtype or TYPES[stored] == TYPES[dtype]:
+        return value
+    if stored[1] == dtype[1]:
+        return f.bitcast(value, lanes(TYPES[dtype]))
+    if stored[0] == "f":
+        value = f.bitcast(value, lanes(f"i{8 * int(stored[1])}"))
+    narrower = int(dtype[1]) < int(stored[1])
+    how = "trunc" if narrower else "sext" if stored[0] == "i" else "zext"
+    value = f.convert(how, value, f"i{8 * int(dtype[1])}")
+    return f.bitcast(value, lanes(TYPES[dtype]))
+
+
+def _splat(f: Function, number: Any, dtype: str) -> Value:
+    """Return a constant in every lane."""
+    type_ = TYPES[dtype]
+    if dtype == "?":
+        return f.const(lanes("i1"), int(number))
+    if dtype[0] == "f":
+        bits = int(np.asarray(number).view(f"u{number.itemsize}"))
+        return f.bitcast(f.const(lanes(f"i{8 * number.itemsize}"), bits), lanes(type_))
+    return f.const(lanes(type_), int(number))
+
+
+def _suffix(element: str) -> str:
+    return {"float": "f32", "double": "f64"}.get(element, element)

@@ -1,0 +1,236 @@
+"""Which instructions of a kernel have code, and what that reads and writes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from gemmery.cpu.ir import Function, Value
+from gemmery.cpu.target import Target
+from gemmery_emulator import access, specials
+from gemmery_emulator.blocks import Block
+from gemmery_emulator.instructions import find, makers
+from gemmery_emulator.kernels.native.operations import TYPES, WITH_CONSTANT, Emit, emitter
+from gemmery_emulator.lower import LoweredKernel
+from gemmery_emulator.op import NUMPY, STORED, Op
+from gemmery_emulator.ptx import (
+    Address,
+    Immediate,
+    Instruction,
+    Not,
+    Operand,
+    Register,
+    Special,
+    Symbol,
+    Vector,
+    names_of,
+)
+
+_ORDERED = frozenset(("volatile", "relaxed", "acquire", "release", "mmio"))
+
+
+@dataclass(frozen=True)
+class Compute:
+    """An instruction that only computes."""
+
+    emit: Emit
+    sources: tuple[tuple[Operand, str], ...]  # with the PTX type that each is read as
+    targets: tuple[tuple[Operand, str], ...]
+    constant: int | None = None  # its last operand
+
+
+@dataclass(frozen=True)
+class Move:
+    """An access to memory."""
+
+    stores: bool
+    space: str
+    kind: str  # of each element, a PTX type
+    width: int
+    place: Address
+    elements: tuple[Operand, ...]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A load of a parameter of the kernel."""
+
+    offset: int
+    kind: str
+    elements: tuple[Operand, ...]
+
+
+class Translation:
+    """Which instructions of a kernel have code, and the code of its blocks."""
+
+    def __init__(self, program: LoweredKernel, target: Target) -> None:
+        self.program, self.target = program, target
+        self.forms: list[Compute | Move | Parameter | None] = [
+            self._form(instruction) for instruction in program.kernel.instructions
+        ]
+        self.moves = [index for index, form in enumerate(self.forms) if isinstance(form, Move)]
+        self.number = {index: number for number, index in enumerate(self.moves)}
+        self.stored = [value.dtype.str[1:] if value.dtype.kind != "b" else "?" for value in program.zeros]
+
+    # ---- forms ----
+
+    def _form(self, instruction: Instruction) -> Compute | Move | Parameter | None:
+        if instruction.guard is not None:
+            return None
+        opcode = instruction.opcode
+        if any(isinstance(each, Special) and each.name in specials.CLOCKS for each in instruction.operands):
+            return None
+        if opcode.name in ("ld", "st"):
+            return self._move(instruction)
+        if opcode.name == "mov":
+            kind = opcode.type
+            simple = len(instruction.operands) == 2 and not any(isinstance(x, Vector) for x in instruction.operands)
+            return self._compute(lambda f, a: a, ((1, kind),), (kind,), instruction) if simple else None
+        if opcode.name == "cvta":
+            plain = opcode.modifiers[-1:] == ("global",)
+            return self._compute(lambda f, a: a, ((1, "u64"),), ("u64",), instruction) if plain else None
+        op = find(opcode)
+        if not isinstance(op, Op) or op.scope != "lane" or op.carry:
+            return None
+        code = emitter(opcode.spelling, self.target.has_fma)
+        if code is None:
+            return None
+        first = instruction.operands[0]
+        results = first.elements if isinstance(first, Vector) else (first,)
+        sources = instruction.operands[1:]
+        if len(sources) != len(op.operands) or any(isinstance(each, Vector) for each in sources):
+            return None
+        kinds = op.results
+        if len(results) == 2 and op.complement is not None:
+            single = code
+
+            def both(f: Function, *values: Value) -> Any:
+                return single(f, *values, both=True)
+
+            code, kinds = both, (*kinds, "pred")
+        if len(results) > len(kinds):
+            return None
+        constant_ = None
+        if opcode.spelling in WITH_CONSTANT:
+            last = sources[-1]
+            if not isinstance(last, Immediate):
+                return None
+            constant_, sources = last.bits, sources[:-1]
+        reads = tuple((place, kind) for place, kind in zip(range(1, 1 + len(sources)), op.operands, strict=False))
+        return self._compute(code, reads, kinds, instruction, results, constant_)
+
+    def _compute(
+        self,
+        code: Emit,
+        reads: Sequence[tuple[int, str]],
+        kinds: Sequence[str],
+        instruction: Instruction,
+        results: Sequence[Operand] = (),
+        constant_: int | None = None,
+    ) -> Compute | None:
+        sources = tuple((instruction.operands[place], kind) for place, kind in reads)
+        targets = tuple(zip(results or instruction.operands[:1], kinds, strict=False))
+        fine = all(self._readable(*source) for source in sources) and all(map(_writable, targets))
+        return Compute(code, sources, targets, constant_) if fine else None
+
+    def _readable(self, operand: Operand, kind: str) -> bool:
+        dtype = NUMPY[kind]
+        if dtype not in TYPES:
+            return False
+        match operand:
+            case Immediate(type=type_):
+                return type_ in ("", "f32", "f64", "pred")
+            case Register(name, type=declared):
+                return name != "_" and (STORED[declared] == "?") == (dtype == "?")
+            case Not(register):
+                return STORED[register.type] == "?" and dtype == "?"
+            case Special(name):
+                return specials.is_modelled(name) and not name.startswith("%is_") and dtype != "?"
+            case Symbol():
+                return dtype in ("u4", "u8")
+        return False
+
+    def _move(self, instruction: Instruction) -> Move | Parameter | None:
+        spelled, loads = access.read(instruction.opcode), instruction.opcode.name == "ld"
+        if spelled is None or len(instruction.operands) != 2 or not _ORDERED.isdisjoint(instruction.opcode.modifiers):
+            return None
+        data, place = instruction.operands if loads else instruction.operands[::-1]
+        elements = data.elements if isinstance(data, Vector) else (data,)
+        if not isinstance(place, Address) or place.coordinates or len(elements) != spelled.count:
+            return None
+        kind = spelled.kind
+        if loads and not all(_writable((each, kind)) for each in elements):
+            return None
+        if not loads and not all(self._readable(each, kind) for each in elements):
+            return None
+        if NUMPY[kind] not in TYPES or kind == "pred":
+            return None
+        if spelled.space == "param":
+            base = self._pointed(place.base)
+            return None if base is None else Parameter(base + place.offset, kind, elements)
+        if spelled.space not in ("global", "shared") or instruction.opcode.space not in ("global", "shared"):
+            return None
+        if isinstance(place.base, Register) and place.base.name == "_":
+            return None
+        if isinstance(place.base, Symbol) and place.base.name in self.parameters:
+            return None
+        if isinstance(place.base, Immediate):
+            return None
+        return Move(not loads, spelled.space, kind, spelled.width, place, elements)
+
+    def _pointed(self, base: Operand) -> int | None:
+        """Return the offset among the parameters that an address stands for, also one in a register."""
+        if isinstance(base, Symbol) and base.name in self.parameters:
+            return self.parameters[base.name] + base.offset
+        writers = makers(self.program.kernel).get(base.name, []) if isinstance(base, Register) else []
+        if len(writers) != 1:
+            return None
+        only = self.program.kernel.instructions[writers[0]]
+        if only.guard is not None or only.opcode.spelling not in ("mov.b64", "mov.u64", "add.s64", "add.u64"):
+            return None
+        more = only.operands[2:]
+        if not all(isinstance(each, Immediate) for each in more):
+            return None
+        start = self._pointed(only.operands[1])
+        away = sum(each.bits for each in more if isinstance(each, Immediate))
+        return None if start is None else start + (away + 2**63) % 2**64 - 2**63
+
+    @cached_property
+    def parameters(self) -> dict[str, int]:
+        """The offset of each parameter."""
+        return {parameter.name: parameter.offset for parameter in self.program.kernel.parameters}
+
+    def registers_of(self, move: Move) -> list[int]:
+        """Return the registers that an access moves as they are kept; none if a value has to be converted."""
+        slots = [self.program.slots.get(each.name) for each in move.elements if isinstance(each, Register)]
+        size = int(NUMPY[move.kind][1])
+        kept = [slot for slot in slots if slot is not None and self.stored[slot][1:] == str(size)]
+        return kept if len(kept) == len(move.elements) <= 4 and size >= 4 else []
+
+    # ---- registers ----
+
+    def slots(self, instruction: Instruction) -> list[int]:
+        """Return the slots of registers that an instruction names."""
+        guard = () if instruction.guard is None else (instruction.guard,)
+        known = self.program.slots
+        return list(dict.fromkeys(known[name] for name in names_of((*instruction.operands, *guard)) if name in known))
+
+    @cached_property
+    def mentions(self) -> Counter[int]:
+        """In how many instructions each register is named."""
+        return Counter(slot for each in self.program.kernel.instructions for slot in self.slots(each))
+
+    def share(self, block: Block) -> float:
+        """Return the part of a block's instructions that have code."""
+        forms = self.forms[block.first : block.last - bool(block.way)]
+        return sum(form is not None for form in forms) / len(forms) if forms else 1.0
+
+
+def _writable(target: tuple[Operand, str]) -> bool:
+    operand, kind = target
+    if not isinstance(operand, Register) or NUMPY[kind] not in TYPES:
+        return False
+    return operand.name == "_" or (STORED[operand.type] == "?") == (NUMPY[kind] == "?")

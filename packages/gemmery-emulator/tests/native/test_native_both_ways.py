@@ -1,0 +1,188 @@
+"""Kernels by NumPy and by compiled blocks: results, counters, findings and pictures are the same."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import gemmery as gm
+from gemmery.errors import EmulationError
+from gemmery_emulator.kernels.native import compiling
+from gemmery_emulator.kernels.native.engine import Engine
+
+pytest.importorskip("cuda.bindings")
+
+N = 40
+# Kernels of blocks of 64 threads unless they say otherwise; x has 4,096 numbers, n is N.
+PLAIN = {
+    "arithmetic": "float s = t; for (int j = 0; j < n; j++) s = s * 1.0001f + j; x[i] = s;",
+    "integers": """unsigned s = t + 1;
+        for (int j = 1; j < n; j++) s = s * 7 / j + (s >> (j & 40)) % j - (s << j); x[i] = s;""",
+    "signed": """int s = t - 31;
+        for (int j = 1; j < n; j++) s = s * 3 / (j - 20 ? j - 20 : 1) + s % j + (s >> 2); x[i] = s;""",
+    "long": "long s = t; for (int j = 1; j < n; j++) s = s * 0x123456789L + (s >> j) / j; x[i] = s % 1000;",
+    "double": "double s = t; for (int j = 1; j < n; j++) s = s / j + sqrt(s + j) - fmin(s, 3.0); x[i] = s;",
+    "conversions": """float s = t * 1e6f; for (int j = 0; j < n; j++) { int k = (int)s; unsigned u = (unsigned)(s * j);
+        s = k * 0.5f + u * 0.25f + (unsigned char)k + (short)u; } x[i] = s;""",
+    "loads": "float s = 0; for (int j = 0; j < n; j++) s += y[(i * 3 + j) & 1023]; x[i] = s;",
+    "vectors": """float4 s = {0, 0, 0, 0}; for (int j = 0; j < n; j++) { float4 v = ((const float4*)y)[(i + j) & 255];
+        s.x += v.x; s.y += v.w; s.z = v.y; } ((float4*)x)[i & 255] = s;""",
+    "bytes": """int s = 0;
+        for (int j = 0; j < n; j++) s += ((const signed char*)y)[i + j] + ((const short*)y)[i]; x[i] = s;""",
+    "in place": "for (int j = 0; j < n; j++) x[i] = x[i] * 0.5f + j;",
+    "divergent": """float s = t; for (int j = 0; j < n; j++) {
+        if ((t + j) & 1) s = s * 1.5f + y[t & 63]; else if (t & 2) s = y[(t + j) & 63] - s; } x[i] = s;""",
+    "uneven loops": "float s = 0; for (int j = 0; j < t; j++) s += y[j]; x[i] = s;",
+    "early ends": "for (int j = 0; j < n; j++) { if (j > t) return; x[i] = j; }",
+    "shared": """__shared__ float s[64]; s[t] = t; for (int j = 0; j < n; j++) {
+        __syncthreads(); float v = s[(t + 1) & 63]; __syncthreads(); s[t] = v + 1; } x[i] = s[t];""",
+    "bank conflicts": """__shared__ float s[2048]; for (int j = 0; j < n; j++) { s[t * (j & 31)] = 0; }
+        for (int j = 0; j < n; j++) { __syncthreads(); s[t * 32 + (j & 31)] = t; __syncthreads();
+        x[i] += s[(t & 31) * 32 + (j & 31)]; }""",
+    "a reduction": """__shared__ float s[64]; float sum = 0; for (int j = 0; j < n; j++) { s[t] = y[(t + j) & 63];
+        for (int h = 32; h > 0; h /= 2) { __syncthreads(); if (t < h) s[t] += s[t + h]; }
+        __syncthreads(); sum += s[0]; __syncthreads(); } x[i] = sum;""",
+    "shuffles": "float s = t; for (int j = 0; j < n; j++) s += __shfl_xor_sync(~0u, s, 1 + (j & 15)) * 0.5f; x[i] = s;",
+    "atomics": """__shared__ int s[8]; if (t < 8) s[t] = 0; __syncthreads();
+        for (int j = 0; j < n; j++) atomicAdd(&s[(t + j) & 7], j); __syncthreads(); x[i] = s[t & 7];""",
+    "clocks": "long s = 0; for (int j = 0; j < n; j++) s += clock64() & 1; x[i] = 1;",
+    "special functions": "float s = t; for (int j = 0; j < n; j++) s = __expf(-s) + __fdividef(s, j + 1.0f); x[i] = s;",
+    "a switch": """int s = t; for (int j = 0; j < n; j++) switch ((t + j) % 5) {
+        case 0: s += 3; break; case 1: s ^= j; break; case 2: s *= 5; break; case 3: s -= t; break; default: s++; }
+        x[i] = s;""",
+    "a barrier in a branch of all": "for (int j = 0; j < n; j++) { if (n > 3) __syncthreads(); x[i] = j; }",
+    "constant stores": "for (int j = 0; j < n; j++) { x[i] = 7; ((int*)x)[i + 1024] = 3; }",
+}
+ONLY_NUMPY = ("shuffles", "special functions", "clocks", "a switch", "early ends")  # a picture of a path, at first
+FAULTY = {
+    "a race": """__shared__ float s[64]; s[t] = t; __syncthreads(); float v = 0;
+        for (int j = 0; j < n; j++) { v += s[(t + 32) & 63]; if (j == 20) s[t] = v; } x[i] = v;""",
+    "one place": "__shared__ int s[4]; for (int j = 0; j < n; j++) s[t & 3] = t; __syncthreads(); x[i] = s[t & 3];",
+    "equal stores": "__shared__ int s[4]; for (int j = 0; j < n; j++) s[0] = j; __syncthreads(); x[i] = s[0];",
+    "uninitialised": """__shared__ float s[64]; float v = 0; if (t < 60) s[t] = t; __syncthreads();
+        for (int j = 0; j < n; j++) v += s[j + 24 - n + t % n]; x[i] = v;""",
+    "outside": "for (int j = 0; j < n; j++) x[i * 50 + j * 5] = j;",
+    "outside shared": """__shared__ float s[64];
+        for (int j = 0; j < n; j++) s[t + j - 20] = 1; __syncthreads(); x[i] = s[t];""",
+    "misaligned": "for (int j = 0; j < n; j++) *(float*)((char*)x + 4 * i + (j == 30)) = j;",
+    "neighbours": "for (int j = 0; j < n; j++) x[i] = x[i + 1] + j;",
+    "blocks": "for (int j = 0; j < n; j++) { if (blockIdx.x == 1 && j == 30) x[3] = 1; x[i] = j; }",
+    "broadcast then written": """float v = 0;
+        for (int j = 0; j < n; j++) { v += x[j & 7]; if (j == 33 && t == 5) x[2] = v; } x[i + 64] = v;""",
+    "a missing barrier": """__shared__ float s[64];
+        for (int j = 0; j < n; j++) { s[t] = j; if (j != 25) __syncthreads();
+        x[i] += s[63 - t]; __syncthreads(); }""",
+    "an unwritten variable": "float v; for (int j = 0; j < n; j++) if (j > t) v += j; x[i] = v;",
+}
+
+
+@pytest.fixture
+def both(monkeypatch):
+    ran: list[int] = []
+    run = Engine.run
+    monkeypatch.setattr(Engine, "run", lambda self, allowance: (ran.append(run(self, allowance)), ran[-1])[1])
+
+    def emulated(body, blocks=3, threads=64, **options):
+        code = f"""extern "C" __global__ void f(float* x, const float* y, int n) {{
+            int t = threadIdx.x, i = blockIdx.x * blockDim.x + t; {body} }}"""
+        results = []
+        for way in ("numpy", "compiled"):
+            monkeypatch.setenv("GEMMERY_EMULATOR", way)
+            ran.clear()
+            x, y = np.linspace(-3, 5, 4096, dtype=np.float32), np.random.default_rng(0).random(4096, np.float32)
+            run = gm.emulate(code, "f", blocks, threads, [x, y, np.int32(N)], **options)
+            results.append((x, run, sum(ran)))
+        return results
+
+    return emulated
+
+
+def told(run):
+    return [str(each) for each in (*run.findings, *run.warnings)]
+
+
+def check(first, second):
+    """The same in all that a user sees; NaNs of any payload."""
+    (x, run, steps), (own, compiled, own_steps) = first, second
+    assert not steps
+    np.testing.assert_array_equal(x, own)
+    assert np.array_equal(np.signbit(x[~np.isnan(x)]), np.signbit(own[~np.isnan(x)]))
+    assert told(run) == told(compiled)
+    for merged in (True, False):
+        counts, others = run.counted(merged), compiled.counted(merged)
+        assert dataclasses.replace(counts, lines={}, frames={}) == dataclasses.replace(others, lines={}, frames={})
+        assert dict(counts.lines) == dict(others.lines)
+        assert counts.frames == others.frames
+    trace, other = run.drawable.trace, compiled.drawable.trace
+    assert trace.accesses == other.accesses
+    assert trace.divergences == other.divergences
+    assert trace.sources == other.sources
+    return own_steps
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_kernel_is_the_same_both_ways(name, both):
+    steps = check(*both(PLAIN[name]))
+    assert steps > (N if name in ("divergent", "a reduction", "shared", "long") else 0) or name in ONLY_NUMPY
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_faults_are_found_both_ways(name, both):
+    first, second = both(FAULTY[name])
+    check(first, second)
+    assert told(first[1])
+
+
+@pytest.mark.parametrize("threads", [1, 31, 48, 96, 257])
+@pytest.mark.parametrize("name", ["divergent", "shared", "in place", "uneven loops", "a reduction"])
+def test_blocks_of_any_size(name, threads, both):
+    body = PLAIN[name].replace("[64]", "[512]").replace("& 63]", "% blockDim.x]") if name == "shared" else PLAIN[name]
+    check(*both(body.replace("__shared__ float s[64]", "__shared__ float s[512]"), threads=threads))
+
+
+@pytest.mark.parametrize("blocks", [1, 7])
+@pytest.mark.parametrize("name", ["shared", "divergent", "a race", "in place", "blocks"])
+def test_any_number_of_blocks(name, blocks, both):
+    check(*both({**PLAIN, **FAULTY}[name], blocks=blocks))
+
+
+@pytest.mark.parametrize("name", ["shared", "a race", "a reduction"])
+def test_without_checks_and_in_another_order(name, both):
+    first, second = both({**PLAIN, **FAULTY}[name], check=False)
+    assert first[1].merged == second[1].merged
+    assert second[2] > 0
+    first, second = both({**PLAIN, **FAULTY}[name], seed=3)
+    assert told(first[1]) == told(second[1])
+    assert second[2] == 0  # in a random order warps run one after the other, by NumPy
+
+
+def test_an_endless_loop_is_told(both):
+    with pytest.raises(EmulationError, match="does not end"):
+        both("while (n) { if (n == 1) x[i] = 1; }")
+
+
+def test_a_long_loop_ends_at_the_limit(monkeypatch):
+    code = 'extern "C" __global__ void f(float* x, int n) { for (int j = 0; j < n; j++) x[threadIdx.x] = j; }'
+    for way in ("numpy", "compiled"):
+        monkeypatch.setenv("GEMMERY_EMULATOR", way)
+        with pytest.raises(EmulationError, match="did not end within 5,000 steps"):
+            gm.emulate(code, "f", 1, 32, [np.zeros(32, np.float32), np.int32(1 << 30)], max_steps=5000)
+
+
+def test_blocks_are_compiled_once_that_pays(monkeypatch):
+    """A short loop is not; a long one is, and all later launches have its code at once."""
+    code = """extern "C" __global__ void f(float* x, int n)
+        { float s = threadIdx.x; for (int j = 0; j < n; j++) s = s * 0.99f + x[(threadIdx.x + j) & 31];
+          x[threadIdx.x + 32] = s; }"""
+    monkeypatch.setenv("GEMMERY_EMULATOR", "auto")
+    monkeypatch.setattr(compiling.jit, "stored", lambda target, name: 0)
+    made = []
+    compile_ = compiling.Native._compile
+    monkeypatch.setattr(
+        compiling.Native, "_compile", lambda self, blocks: (made.append(list(blocks)), compile_(self, blocks))[1]
+    )
+    for n, compiled in ((4, 0), (20000, 1), (20000, 1)):
+        gm.emulate(code, "f", 1, 32, [np.zeros(64, np.float32), np.int32(n)])
+        assert (len(made) > 0) == compiled

@@ -124,7 +124,7 @@ def emulate(
         given = [value for value in (kernel, grid, block, args) if value is not None]
         launched = launch_of(source, given, shared, tuple(options), names, arch)
         source, called, kernel, grid, block, args, shared, options, texts = launched
-        names = {} if texts else names  # they were Triton's
+        names = {}
     for name in names:
         raise unknown(f"emulate() takes no {name!r}", name, (*signature(emulate).parameters,)[:-1])
     sides = dims("grid", grid), dims("block", block)

@@ -14,6 +14,7 @@ from gemmery_emulator.kernels.programs import three
 from gemmery_emulator.machine import Dims
 
 Sides = int | Sequence[int]
+FLOATS_OF_8_BITS = tuple(f"torch.float8_{name}" for name in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu"))
 
 
 def argument(place: int, value: Any) -> Any:
@@ -30,7 +31,8 @@ def argument(place: int, value: Any) -> Any:
         if value.layout != torch.strided:
             raise ArgumentError(f"argument {place} is a tensor of layout {value.layout}: pass tensor.to_dense()")
         plain = value.detach()
-        return (plain.view(torch.uint16) if plain.dtype == torch.bfloat16 else plain).numpy()
+        bits = {"torch.bfloat16": torch.uint16, **dict.fromkeys(FLOATS_OF_8_BITS, torch.uint8)}
+        return (plain.view(bits[str(plain.dtype)]) if str(plain.dtype) in bits else plain).numpy()
     try:
         if hasattr(value, "__array_interface__"):
             return np.asarray(value)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,6 +36,8 @@ def launch_of(
     if triton_kernels.is_kernel(kernel):
         grid, args = _taken(kernel, given, ("grid", "args"))
         return triton_kernels.launch(kernel, grid, args, names, arch)
+    for name in names:
+        raise ArgumentError(f"{name}={brief(names[name])}: only kernels of Triton take further names; leave it out")
     is_numba = hasattr(kernel, "py_func") and hasattr(kernel, "targetoptions")
     if not is_numba and not (isinstance(getattr(kernel, "code", None), str) and hasattr(kernel, "name")):
         raise ArgumentError(f"source={brief(kernel)}: {FORMS}")
@@ -63,12 +68,16 @@ def _of_numba(kernel: Any, grid: Any, block: Any, args: Sequence[Any], shared: i
             raise ArgumentError(f"args has {', '.join(args)}: {kernel.__name__} takes {', '.join(names)}; pass these")
         args = [args[name] for name in names]
     args = [value.numpy() if hasattr(value, "numpy") and not hasattr(value, "ctypes") else value for value in args]
-    capability = int(arch.removeprefix("sm_").rstrip("af"))
+    for place, value in enumerate(args):
+        if not isinstance(value, bool | int | float | complex | np.generic | np.ndarray | tuple):
+            raise ArgumentError(f"argument {place} is {brief(value)}: pass a NumPy array, a number or a tuple of numbers")
+    capability = divmod(int(arch.removeprefix("sm_").rstrip("af")), 10)
     wanted = {name: kernel.targetoptions.get(name) for name in ("fastmath", "opt")}
     known = {name: value for name, value in wanted.items() if value is not None}
     try:
         types = tuple(kernel.typeof_pyval(value) for value in args)
-        ptx, _ = cuda.compile_ptx(kernel.py_func, types, lineinfo=True, cc=divmod(capability, 10), **known)
+        with _device_of(type(kernel).__module__, capability):
+            ptx, _ = cuda.compile_ptx(kernel.py_func, types, lineinfo=True, cc=capability, **known)
     except Exception as error:  # of many classes, and of either package
         if re.search(r"(?i)nvvm|libdevice|nvrtc", f"{type(error).__name__} {error}") and "Typing" not in str(error):
             raise InstallError(f"{_INSTALL} ({' '.join(str(error).split())[:200]})") from error
@@ -77,6 +86,20 @@ def _of_numba(kernel: Any, grid: Any, block: Any, args: Sequence[Any], shared: i
     texts = {file.name: file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""}
     values = [part for value in args for part in _flat(value)]
     return PythonLaunch(ptx, kernel.__name__, "", grid, block, values, shared, (), texts)
+
+
+@contextmanager
+def _device_of(module: str, capability: tuple[int, int]) -> Iterator[None]:
+    """Numba's own CUDA target asks the current device for its capability when it compiles a function of the kernel's."""
+    dispatcher = sys.modules[module]
+    asked = getattr(dispatcher, "get_current_device", None)
+    if asked is not None:
+        dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=capability)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        if asked is not None:
+            dispatcher.get_current_device = asked  # type: ignore[attr-defined]
 
 
 def _flat(value: Any) -> list[Any]:

@@ -3,7 +3,7 @@
 # No `from __future__ import annotations` here: help() would show annotations as strings.
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from errno import ENOMEM
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from gemmery.cuda import include, nvrtc
 from gemmery.errors import ArgumentError, CheckError, CompileError, not_installed, unknown
-from gemmery_emulator.arguments import bound, resident
+from gemmery_emulator.arguments import BoundArguments, bound, resident
 from gemmery_emulator.findings import Finding
 from gemmery_emulator.kernels.kernel_run import KernelRun, with_page
 from gemmery_emulator.kernels.launch_checks import Sides, architecture, argument, dims, steps, type_error
@@ -144,20 +144,12 @@ def emulate(
         listed_c = " or ".join(f"({', '.join(parameters)})" for parameters in inside)
         count = f"{len(args)} argument{'s' * (len(args) != 1)}"
         raise ArgumentError(f"{count}: {kernel}{listed_c} takes {len(program.kernel.parameters)}; pass one for each")
-    trace = Trace() if check else None
+    limits = {"seed": seed, "max_steps": max_steps, "seconds": seconds}
+    compiled = CompiledKernel(program, left_out, made_from, warnings)
+    bind = lambda: bound(program.kernel, args, variables, resident())  # noqa: E731
     try:
-        arguments = bound(program.kernel, args, variables, resident())
-        launch = replace(launch, parameters=arguments.parameters)
-        run = emulated(
-            program,
-            launch,
-            arguments.memory,
-            check=check,
-            merge=merge,
-            seed=seed,
-            max_steps=max_steps,
-            seconds=seconds,
-            observers=(trace,) if trace else (),
+        return run_launch(
+            compiled, launch, bind, texts or {name: text}, called, steps(args), check, merge, strict, **limits
         )
     except (MemoryError, OSError) as error:
         if isinstance(error, OSError) and error.errno != ENOMEM:
@@ -167,17 +159,34 @@ def emulate(
             f"the launch has {size:,.0f} MiB of arrays, and with its checks the emulator takes up to three times that"
         )
         raise MemoryError(f"{what}: pass smaller arrays or check=False, or allow the process more memory") from None
+
+
+def run_launch(
+    compiled: CompiledKernel,
+    launch: LaunchConfig,
+    bind: Callable[[], BoundArguments],
+    texts: Mapping[str, str],
+    called: str,
+    matrices: Mapping[str, tuple[int, int]],
+    check: bool = True,
+    merge: bool = True,
+    strict: bool = False,
+    **limits: Any,
+) -> KernelRun:
+    """Run a compiled kernel on what `bind` returns, when it is predicted later, too; `texts` are its sources."""
+    program, left_out, made_from, warnings = compiled
+    trace = Trace() if check else None
+    arguments = bind()
+    launch = replace(launch, parameters=arguments.parameters)
+    observers = (trace,) if trace else ()
+    run = emulated(program, launch, arguments.memory, check=check, merge=merge, observers=observers, **limits)
     if strict and run.findings:
-        texts = "".join(f"\n{finding}" for finding in run.findings)
-        raise CheckError(f"kernel {called}: strict=True allows no findings, and there are {len(run.findings)}:{texts}")
+        faults = "".join(f"\n{finding}" for finding in run.findings)
+        raise CheckError(f"kernel {called}: strict=True allows no findings, and there are {len(run.findings)}:{faults}")
     arguments.write_back()
-    drawable = Drawable(trace, texts or {name: text}, steps(args)) if trace else None
-    rerun = Rerun(
-        program,
-        lambda: bound(program.kernel, args, variables, resident()),
-        partial(_resources, program.kernel, made_from),
-    )
-    nobody = (0, 0, 0)
+    drawable = Drawable(trace, texts, matrices) if trace else None
+    rerun = Rerun(program, bind, partial(_resources, program.kernel, made_from))
+    nobody, name = (0, 0, 0), next(iter(texts), SOURCE)
     own = ((words, name, line) for line, words in made_from.warnings) if made_from else ()  # of the compiler
     every = (*warnings, *own)
     warned = tuple(Finding("source", Line(file, line), words, nobody, nobody) for words, file, line in every)

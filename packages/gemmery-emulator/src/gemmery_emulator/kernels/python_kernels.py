@@ -36,8 +36,8 @@ def launch_of(
     if triton_kernels.is_kernel(kernel):
         grid, args = _taken(kernel, given, ("grid", "args"))
         return triton_kernels.launch(kernel, grid, args, names, arch)
-    for name in names:
-        raise ArgumentError(f"{name}={brief(names[name])}: only kernels of Triton take further names; leave it out")
+    for name, value in names.items():
+        raise ArgumentError(f"{name}={brief(value)}: only kernels of Triton take further names; leave it out")
     is_numba = hasattr(kernel, "py_func") and hasattr(kernel, "targetoptions")
     if not is_numba and not (isinstance(getattr(kernel, "code", None), str) and hasattr(kernel, "name")):
         raise ArgumentError(f"source={brief(kernel)}: {FORMS}")
@@ -70,7 +70,9 @@ def _of_numba(kernel: Any, grid: Any, block: Any, args: Sequence[Any], shared: i
     args = [value.numpy() if hasattr(value, "numpy") and not hasattr(value, "ctypes") else value for value in args]
     for place, value in enumerate(args):
         if not isinstance(value, bool | int | float | complex | np.generic | np.ndarray | tuple):
-            raise ArgumentError(f"argument {place} is {brief(value)}: pass a NumPy array, a number or a tuple of numbers")
+            raise ArgumentError(
+                f"argument {place} is {brief(value)}: pass a NumPy array, a number or a tuple of numbers"
+            )
     capability = divmod(int(arch.removeprefix("sm_").rstrip("af")), 10)
     wanted = {name: kernel.targetoptions.get(name) for name in ("fastmath", "opt")}
     known = {name: value for name, value in wanted.items() if value is not None}
@@ -90,7 +92,7 @@ def _of_numba(kernel: Any, grid: Any, block: Any, args: Sequence[Any], shared: i
 
 @contextmanager
 def _device_of(module: str, capability: tuple[int, int]) -> Iterator[None]:
-    """Numba's own CUDA target asks the current device for its capability when it compiles a function of the kernel's."""
+    """Numba's own CUDA target asks the current device for its capability when a kernel calls a function."""
     dispatcher = sys.modules[module]
     asked = getattr(dispatcher, "get_current_device", None)
     if asked is not None:

@@ -34,8 +34,8 @@ def softmax(out, x, x_step, out_step, rows, columns, size: tl.constexpr):
 
 
 @triton.jit
-def product(a, b, c, m, n, k, a_step, b_step, c_step,
-            bm: tl.constexpr, bn: tl.constexpr, bk: tl.constexpr, group: tl.constexpr, activation: tl.constexpr):  # fmt: skip
+def product(a, b, c, m, n, k, a_step, b_step, c_step, bm: tl.constexpr, bn: tl.constexpr, bk: tl.constexpr,
+            group: tl.constexpr, activation: tl.constexpr):  # fmt: skip
     across, down = tl.cdiv(n, bn), tl.cdiv(m, bm)
     number = tl.program_id(0)
     band = number // (group * across)
@@ -47,7 +47,7 @@ def product(a, b, c, m, n, k, a_step, b_step, c_step,
     step = tl.arange(0, bk)
     from_a, from_b = a + i[:, None] * a_step + step[None, :], b + step[:, None] * b_step + j[None, :]
     sums = tl.zeros((bm, bn), tl.float32)
-    for start in range(0, tl.cdiv(k, bk)):
+    for start in range(tl.cdiv(k, bk)):
         x = tl.load(from_a, mask=step[None, :] < k - start * bk, other=0.0)
         y = tl.load(from_b, mask=step[:, None] < k - start * bk, other=0.0)
         sums = tl.dot(x, y, sums)
@@ -115,9 +115,16 @@ def weight_gradients(dy, x, means, scales, dw, db, locks, step, n, groups: tl.co
 
 
 @triton.jit
-def attention(q, k, v, out, length, scale, bm: tl.constexpr, bn: tl.constexpr, width: tl.constexpr, causal: tl.constexpr):
+def attention(
+    q, k, v, out, length, scale, bm: tl.constexpr, bn: tl.constexpr, width: tl.constexpr, causal: tl.constexpr
+):
     block, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    q, k, v, out = q + head * length * width, k + head * length * width, v + head * length * width, out + head * length * width
+    q, k, v, out = (
+        q + head * length * width,
+        k + head * length * width,
+        v + head * length * width,
+        out + head * length * width,
+    )
     rows, inner, step = block * bm + tl.arange(0, bm), tl.arange(0, width), tl.arange(0, bn)
     queries = tl.load(q + rows[:, None] * width + inner[None, :])
     largest, total = tl.full((bm,), -float("inf"), tl.float32), tl.zeros((bm,), tl.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -58,14 +59,18 @@ class DeviceHeap:
         self.used += size
         return allocation
 
-    def share(self, name: str, size: int) -> Managed | None:
-        """Make memory that the host may use, too."""
+    def share(self, name: str, size: int, address: int = 0) -> Managed | None:
+        """Make memory that the host may use, too, or let the device use the host's at an address."""
         allocation = self.allocate(name, size)
         if allocation is None:
             return None
-        room = np.zeros(size + APART, np.uint8)
-        begin = -room.ctypes.data % APART
-        shared = Managed(room[begin : begin + max(size, 1)], allocation)
+        if address:
+            host = np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)
+        else:
+            room = np.zeros(size + APART, np.uint8)
+            begin = -room.ctypes.data % APART
+            host = room[begin : begin + max(size, 1)]
+        shared = Managed(host, allocation)
         self.managed[shared.address] = shared
         return shared
 

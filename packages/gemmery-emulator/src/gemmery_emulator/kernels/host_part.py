@@ -22,6 +22,7 @@ from gemmery_emulator.kernels.declarations import Declaration, Source, blanked, 
 from gemmery_emulator.kernels.device_part import SourceProgram
 from gemmery_emulator.kernels.source_kernels import parameter_name
 
+OTHERS = (".cpp", ".cc", ".cxx", ".c")  # endings of files that have host code alone
 COMPILERS = ("g++", "clang++", "c++")
 # The headers of CUDA that are here, by the file that stands for them.
 HEADERS = {
@@ -31,6 +32,11 @@ HEADERS = {
         ("device_launch_parameters.h", "cooperative_groups.h", "mma.h", "cuda_profiler_api.h"), "runtime.h"
     ),
     **dict.fromkeys(("builtin_types.h", "driver_types.h", "cuda_pipeline.h", "sm_60_atomic_functions.h"), "runtime.h"),
+    **dict.fromkeys((f"cooperative_groups/{each}.h" for each in ("reduce", "scan", "memcpy_async")), "runtime.h"),
+    **dict.fromkeys(
+        (f"cuda/{each}" for each in ("barrier", "pipeline", "atomic", "annotated_ptr", "ptx")), "runtime.h"
+    ),
+    **dict.fromkeys(("cuda_fp16.h", "cuda_bf16.h"), "half.h"),
     **dict.fromkeys(("cublas_v2.h", "cublas.h"), "cublas.h"),
     **dict.fromkeys(("helper_cuda.h", "helper_functions.h", "helper_timer.h", "helper_string.h"), "samples.h"),
 }
@@ -54,7 +60,7 @@ def host_texts(program: SourceProgram) -> dict[str, str]:
     texts = {}
     for file, source in program.sources.items():
         parts = [part for each in source.declarations for part in _parts(each, program, host, device)]
-        texts[file] = _with_launches(_with_bodies(source, parts))
+        texts[file] = _with_launches(blanked(source, parts))
     return texts
 
 
@@ -102,10 +108,6 @@ def _names_of_template(text: str) -> list[str]:
         parts = [*parts, ""] if sign == "," and not depth else [*parts[:-1], parts[-1] + sign]
     words = [re.findall(r"\w+", part.partition("=")[0]) for part in parts]
     return [each[-1] if len(each) > 1 else "" for each in words]
-
-
-def _with_bodies(source: Source, parts: Sequence[tuple[int, int, str]]) -> str:
-    return blanked(source, parts)
 
 
 def _with_launches(text: str) -> str:
@@ -192,9 +194,6 @@ def library(program: SourceProgram, folder: Path | None, options: Sequence[str],
             path.parent.mkdir(parents=True, exist_ok=True)
             text = files(__package__).joinpath("host", stands).read_text(encoding="utf-8")
             path.write_text(text, encoding="utf-8")
-    for header in ("cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h"):  # which are for device code where that is compiled
-        around = f'#pragma push_macro("__CUDACC__")\n#undef __CUDACC__\n#include_next <{header}>\n'
-        (into / "headers" / header).write_text(f'#pragma once\n{around}#pragma pop_macro("__CUDACC__")\n')
     for file, text in texts.items():
         path = where / file
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -203,11 +202,15 @@ def library(program: SourceProgram, folder: Path | None, options: Sequence[str],
     passed = [each for each in options if re.match(r"-[DUI]|-std", each)]
     named = [part for path in include.folders() for part in ("-idirafter", path)]
     beside = ["-I", str(folder)] if folder else []
+    others = [str(Path(each).resolve()) for each in options if each.endswith(OTHERS)]
     openmp = ["-fopenmp"] if any("<omp.h>" in text for text in texts.values()) else []
+    found = compiler()
+    # Without this, variables of headers are those of the first program in this process.
+    alone = ["-fno-gnu-unique"] if Path(found).name == "g++" else []
     command = [
-        *(compiler(), "-shared", "-fPIC", "-O1", "-w", "-fpermissive", "-std=gnu++17", "-D__CUDACC__", "-D__NVCC__"),
+        *(found, *alone, "-shared", "-fPIC", "-O1", "-w", "-fpermissive", "-std=gnu++17", "-D__CUDACC__", "-D__NVCC__"),
         *(*passed, "-I", str(where), "-I", str(into / "headers"), *beside, *named, "-include", "cuda_runtime.h"),
-        *(*openmp, "-x", "c++", program.name, "-o", str(built), "-Wl,--wrap=exit", "-ldl", "-lm", "-lpthread"),
+        *(*openmp, "-x", "c++", program.name, *others, "-o", str(built), "-Wl,--wrap=exit", "-ldl", "-lm", "-lpthread"),
     ]
     done = subprocess.run(command, cwd=where, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:

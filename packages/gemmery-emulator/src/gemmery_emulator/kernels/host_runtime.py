@@ -10,8 +10,10 @@ import ctypes
 import re
 import struct
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import RLock
 from time import perf_counter_ns
 from typing import Any
 
@@ -71,11 +73,13 @@ class Runtime(BlasCalls):
     known: dict[tuple[Any, ...], float] = field(default_factory=dict)  # predicted seconds, by launch
     clock: float = 0.0  # predicted seconds so far
     error: BaseException | None = None
+    lock: AbstractContextManager[object] = field(default_factory=RLock)
 
     def call(self, what: bytes, values: Any, count: int) -> int:
         """Answer a call of the host part; an error of Python's ends the program, and is raised again after it."""
         try:
-            return int(getattr(self, f"on_{what.decode()}")(*values[:count]))
+            with self.lock:  # of the host part's threads
+                return int(getattr(self, f"on_{what.decode()}")(*values[:count]))
         except BaseException as error:  # also KeyboardInterrupt: none may pass through frames of C
             self.error = error
             return STOP
@@ -95,6 +99,10 @@ class Runtime(BlasCalls):
         """An address on the host of memory that kernels may use, too."""
         made = self.heap.share(_allocation_name(name, line), size)
         return made.address if made else -NO_MEMORY
+
+    def on_register(self, address: int, size: int) -> int:
+        """Let kernels use memory of the host's."""
+        return 0 if self.heap.share("memory of the host", size, address) else NO_MEMORY
 
     def on_release(self, address: int) -> int:
         """Free an allocation; a null pointer is none."""
@@ -318,19 +326,27 @@ def run_program(
 ) -> ProgramRun:
     """Compile and run a whole CUDA C++ program without a GPU, with `arguments` for its main().
 
-    The host part is compiled by the host's own compiler of C++ and runs in this process. Times of events are those of
+    The host part is compiled by the host's own compiler of C++ and runs in this process; `options` are those of both
+    compilers (-D, -I), and other files of the host part ("other.cpp"). Times of events are those of
     this process, or with `card` the predicted times of the launches on that card.
 
     Raises InstallError without a compiler, CompileError with its words, and the errors of gm.emulate.
     """
     arch = architecture(card or arch)
     text, name, folder = read_source(source)
-    program = program_of(text, name, tuple(options), folder, include.folders())
+    others = tuple(each for each in options if each.endswith(host_part.OTHERS))
+    device_options = tuple(each for each in options if each not in others)
+    program = program_of(text, name, device_options, folder, include.folders())
     if not re.search(r"\bmain\s*\(", text):
         raise CompileError(f"{name} has no main(): call its kernels by gm.emulate, or `gemmery emulate` without --run")
-    runtime = Runtime(text, name, folder, arch, tuple(options), cards.card(card or arch.rstrip("af")), card, check)
+    runtime = Runtime(text, name, folder, arch, device_options, cards.card(card or arch.rstrip("af")), card, check)
     with host_part.build_folder() as into:
-        built = ctypes.CDLL(str(host_part.library(program, folder, options, Path(into))))
+        try:
+            built = ctypes.CDLL(str(host_part.library(program, folder, options, Path(into))))
+        except OSError as error:
+            what = str(error).rpartition(": ")[2]
+            rest = "other files of the program are given as options, such as --option other.cpp"
+            raise CompileError(f"the host part of {name} does not link: {what}; {rest}") from None
         called = ctypes.CFUNCTYPE(ctypes.c_longlong, ctypes.c_char_p, ctypes.POINTER(ctypes.c_longlong), ctypes.c_int)
         answer = called(runtime.call)  # lives until main() has returned
         words = [name.encode(), *(each.encode() for each in arguments)]

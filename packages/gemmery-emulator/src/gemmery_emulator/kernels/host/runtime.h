@@ -19,6 +19,9 @@
 #include "crt/host_defines.h"
 #include "vector_types.h"
 
+// What other headers ask for, to know that the runtime is there.
+#define __DRIVER_TYPES_H__
+#define __CUDA_RUNTIME_H__
 #define CUDART_VERSION 13000
 #define CUDA_VERSION 13000
 
@@ -54,7 +57,13 @@ template <class... T> long long call(const char* what, T... values) {
 // Errors, with the numbers of CUDA's runtime.
 #define GEMMERY_ERRORS(E)                                                                                          \
   E(Success, 0, "no error") E(ErrorInvalidValue, 1, "invalid argument")                                             \
-  E(ErrorMemoryAllocation, 2, "out of memory") E(ErrorInitializationError, 3, "initialization error")               \
+  E(ErrorMemoryAllocation, 2, "out of memory") E(ErrorCudartUnloading, 4, "driver shutting down")                   \
+  E(ErrorInvalidPitchValue, 12, "invalid pitch argument") E(ErrorMissingConfiguration, 52, "missing configuration") \
+  E(ErrorLaunchOutOfResources, 701, "too many resources requested for launch")                                      \
+  E(ErrorLaunchTimeout, 702, "the launch timed out and was terminated")                                             \
+  E(ErrorAssert, 710, "device-side assert triggered") E(ErrorMisalignedAddress, 716, "misaligned address")          \
+  E(ErrorHostMemoryAlreadyRegistered, 712, "part or all of the requested memory range is already mapped")          \
+  E(ErrorNotPermitted, 800, "operation not permitted") E(ErrorInitializationError, 3, "initialization error")               \
   E(ErrorInvalidConfiguration, 9, "invalid configuration argument") E(ErrorInvalidSymbol, 13, "invalid symbol")     \
   E(ErrorInvalidDevicePointer, 17, "invalid device pointer")                                                        \
   E(ErrorInvalidMemcpyDirection, 21, "invalid copy direction for memcpy")                                           \
@@ -83,7 +92,7 @@ inline const char* cudaGetErrorName(cudaError_t error) {
   return "unrecognized error code";
 }
 namespace gemmery {
-inline cudaError_t last = cudaSuccess;
+inline thread_local cudaError_t last = cudaSuccess;
 inline cudaError_t noted(long long error) {
   if (error) last = static_cast<cudaError_t>(error);
   return static_cast<cudaError_t>(error);
@@ -103,8 +112,10 @@ struct CUevent_st { double milliseconds; };
 typedef CUevent_st* cudaEvent_t;
 enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1, cudaEventDefault = 0, cudaEventBlockingSync = 1,
        cudaEventDisableTiming = 2, cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2,
-       cudaHostAllocWriteCombined = 4, cudaHostRegisterDefault = 0, cudaMemAttachGlobal = 1, cudaMemAttachHost = 2,
-       cudaDeviceScheduleAuto = 0, cudaDeviceScheduleBlockingSync = 4, cudaDeviceMapHost = 8,
+       cudaHostAllocWriteCombined = 4, cudaHostRegisterDefault = 0, cudaMemAttachGlobal = 1, cudaMemAttachHost = 2, cudaMemAttachSingle = 4,
+       cudaHostRegisterPortable = 1, cudaHostRegisterMapped = 2, cudaHostRegisterReadOnly = 8,
+       cudaDeviceScheduleAuto = 0, cudaDeviceScheduleBlockingSync = 4, cudaDeviceBlockingSync = 4, cudaDeviceScheduleSpin = 1,
+       cudaDeviceScheduleYield = 2, cudaDeviceMapHost = 8,
        cudaCpuDeviceId = -1, cudaInvalidDeviceId = -2 };
 #define cudaStreamLegacy ((cudaStream_t)1)
 #define cudaStreamPerThread ((cudaStream_t)2)
@@ -120,6 +131,13 @@ inline cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return gemmery::last; }
 inline cudaError_t cudaStreamQuery(cudaStream_t) { return cudaSuccess; }
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned = 0) { return cudaSuccess; }
+typedef void (*cudaHostFn_t)(void*);
+typedef void (*cudaStreamCallback_t)(cudaStream_t, cudaError_t, void*);
+inline cudaError_t cudaLaunchHostFunc(cudaStream_t, cudaHostFn_t call, void* data) { call(data); return cudaSuccess; }
+inline cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t call, void* data, unsigned) {
+  call(stream, cudaSuccess, data);
+  return cudaSuccess;
+}
 inline cudaError_t cudaEventCreate(cudaEvent_t* event) { *event = new CUevent_st{}; return cudaSuccess; }
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return cudaEventCreate(event); }
 inline cudaError_t cudaEventDestroy(cudaEvent_t event) { delete event; return cudaSuccess; }
@@ -194,6 +212,11 @@ inline cudaError_t cudaFree(const void* p) { return gemmery::noted(gemmery::call
 inline cudaError_t cudaFreeAsync(const void* p, cudaStream_t) { return cudaFree(p); }
 inline cudaError_t cudaFreeHost(void* p) { return cudaFree(p); }
 template <class T> cudaError_t cudaHostGetDevicePointer(T** to, void* host, unsigned) { *to = (T*)host; return cudaSuccess; }
+inline cudaError_t cudaHostRegister(void* at, size_t bytes, unsigned) {
+  return gemmery::noted(gemmery::call("register", at, bytes));
+}
+inline cudaError_t cudaHostUnregister(void* at) { return cudaFree(at); }
+inline cudaError_t cudaStreamAttachMemAsync(cudaStream_t, void*, size_t = 0, unsigned = 0) { return cudaSuccess; }
 inline cudaError_t cudaMemPrefetchAsync(const void*, size_t, int, cudaStream_t = nullptr) { return cudaSuccess; }
 inline cudaError_t cudaMemAdvise(const void*, size_t, int, int) { return cudaSuccess; }
 enum { cudaMemAdviseSetReadMostly = 1, cudaMemAdviseSetPreferredLocation = 3, cudaMemAdviseSetAccessedBy = 5 };
@@ -215,6 +238,10 @@ inline cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   P(size_t, memPitch) P(size_t, textureAlignment) P(int, kernelExecTimeoutEnabled) P(int, computeMode)              \
   P(int, pciBusID) P(int, pciDeviceID) P(int, pciDomainID) P(int, pageableMemoryAccess)                             \
   P(size_t, reservedSharedMemPerBlock) P(int, singleToDoublePrecisionPerfRatio)
+struct cudaFuncAttributes {
+  size_t sharedSizeBytes, constSizeBytes, localSizeBytes;
+  int maxThreadsPerBlock, numRegs, ptxVersion, binaryVersion, cacheModeCA, maxDynamicSharedSizeBytes;
+};
 struct cudaDeviceProp {
   char name[256];
   int maxThreadsDim[3], maxGridSize[3];
@@ -224,7 +251,13 @@ struct cudaDeviceProp {
 };
 #define GEMMERY_ATTRIBUTES(A)                                                                                      \
   A(MaxThreadsPerBlock, 1, maxThreadsPerBlock) A(MaxSharedMemoryPerBlock, 8, sharedMemPerBlock)                     \
-  A(WarpSize, 10, warpSize) A(MaxRegistersPerBlock, 12, regsPerBlock) A(ClockRate, 13, clockRate)                   \
+  A(TotalConstantMemory, 9, totalConstMem) A(TextureAlignment, 14, textureAlignment) A(GpuOverlap, 15, deviceOverlap) \
+  A(KernelExecTimeout, 17, kernelExecTimeoutEnabled) A(Integrated, 18, integrated)                                  \
+  A(CanMapHostMemory, 19, canMapHostMemory) A(ConcurrentKernels, 31, concurrentKernels)                             \
+  A(EccEnabled, 32, ECCEnabled) A(AsyncEngineCount, 40, asyncEngineCount)                                           \
+  A(UnifiedAddressing, 41, unifiedAddressing) A(PageableMemoryAccess, 88, pageableMemoryAccess)                     \
+  A(MaxRegistersPerMultiprocessor, 82, regsPerMultiprocessor)                                                       \
+  A(WarpSize, 10, warpSize) A(MaxRegistersPerBlock, 12, regsPerBlock) A(ClockRate, 13, clockRate) A(ComputeMode, 20, computeMode)                   \
   A(MultiProcessorCount, 16, multiProcessorCount) A(MemoryClockRate, 36, memoryClockRate)                           \
   A(GlobalMemoryBusWidth, 37, memoryBusWidth) A(L2CacheSize, 38, l2CacheSize)                                       \
   A(MaxThreadsPerMultiProcessor, 39, maxThreadsPerMultiProcessor) A(ComputeCapabilityMajor, 75, major)              \
@@ -277,8 +310,14 @@ enum cudaLimit { cudaLimitStackSize, cudaLimitPrintfFifoSize, cudaLimitMallocHea
 inline cudaError_t cudaDeviceSetCacheConfig(cudaFuncCache) { return cudaSuccess; }
 inline cudaError_t cudaDeviceSetSharedMemConfig(cudaSharedMemConfig) { return cudaSuccess; }
 inline cudaError_t cudaDeviceSetLimit(cudaLimit, size_t) { return cudaSuccess; }
+typedef int cudaMemPool_t;
+inline cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) { return gemmery::noted(cudaErrorInvalidDevice); }
 inline cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) { *can = 0; return cudaSuccess; }
 template <class F> cudaError_t cudaFuncSetAttribute(F*, int, int) { return cudaSuccess; }
+template <class F> cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* to, F*) {
+  *to = {0, 0, 0, 1024, 32, 90, 90, 0, 49152};
+  return cudaSuccess;
+}
 template <class F> cudaError_t cudaFuncSetCacheConfig(F*, cudaFuncCache) { return cudaSuccess; }
 template <class F> cudaError_t cudaFuncSetSharedMemConfig(F*, cudaSharedMemConfig) { return cudaSuccess; }
 template <class F>
@@ -296,7 +335,7 @@ cudaError_t cudaOccupancyMaxPotentialBlockSize(int* grid, int* block, F, size_t 
 // Launches.
 namespace gemmery {
 struct Launch { unsigned grid[3], block[3], cluster[3]; size_t shared; };
-inline Launch pending;
+inline thread_local Launch pending;
 inline void configure(dim3 grid, dim3 block, size_t shared = 0, cudaStream_t = nullptr) {
   pending = {{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, {0, 0, 0}, shared};
 }
@@ -377,6 +416,7 @@ inline double rsqrt(double x) { return 1 / std::sqrt(x); }
 inline float __int_as_float(int x) { float y; memcpy(&y, &x, 4); return y; }
 inline int __float_as_int(float x) { int y; memcpy(&y, &x, 4); return y; }
 namespace cooperative_groups {}
+namespace cuda { namespace std {} }
 namespace nvcuda { namespace wmma {} }
 
 // exit() returns from main(), and a fault of the host program ends it with the address. The linker sends calls of

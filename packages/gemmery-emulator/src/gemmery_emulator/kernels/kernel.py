@@ -295,13 +295,19 @@ def _read_ptx(text: str, kernel: str, arch: str, options: tuple[str, ...]) -> Lo
 def _read(path: Path) -> str:
     """Read a text file; raises ArgumentError if that fails."""
     try:
-        return path.read_text(encoding="utf-8-sig")  # NVRTC reads no byte order mark, which editors of Windows write
+        data = path.read_bytes()
     except OSError as error:
         raise ArgumentError(
             f"source={str(path)!r} cannot be read ({error.strerror}): pass the path of a file"
         ) from None
-    except UnicodeDecodeError:
-        raise ArgumentError(f"source={str(path)!r} is not text in UTF-8: pass a file of CUDA C++ or PTX") from None
+    wide = data.startswith((b"\xff\xfe", b"\xfe\xff"))
+    if (b"\0" in data) != wide or (wide and len(data) % 2):
+        raise ArgumentError(f"source={str(path)!r} is not text: pass a file of CUDA C++ or PTX")
+    try:  # NVRTC reads no byte order mark, which editors of Windows write
+        text = data.decode("utf-16" if wide else "utf-8-sig")
+    except UnicodeDecodeError:  # an older encoding, in comments
+        text = data.decode("latin-1")
+    return text + "\n" * text.rstrip().endswith("\\")  # which NVRTC refuses, and nvcc does not
 
 
 # What NVRTC says about the statement that it adds for the name of a kernel, which nobody wrote.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,11 @@ from gemmery_emulator.kernels.device_heap import DeviceHeap
 
 TYPES = {0: np.float32, 1: np.float64, 2: np.float16, 3: np.int8, 10: np.int32}  # by CUDA's numbers of data types
 INVALID, MAPPING, NOT_SUPPORTED = 7, 11, 15  # cuBLAS's errors
+
+
+def products() -> Any:
+    """The library's namespace, which is loaded whenever a part of it is, and is above this part."""
+    return sys.modules["gemmery"]
 
 
 class BlasCalls:
@@ -42,8 +48,6 @@ class BlasCalls:
         next_a: int, b: int, ldb: int, next_b: int, beta: int, c: int, ldc: int, next_c: int, count: int,
     ) -> int:  # fmt: skip
         """C = alpha op(A) op(B) + beta C, by gm.gemm on views in the order of columns."""
-        import gemmery as gm
-
         if min(m, n) <= 0 or count <= 0:
             return 0
         if not {of, to, scale} <= TYPES.keys():
@@ -59,7 +63,7 @@ class BlasCalls:
             if result.dtype != x.dtype:
                 x, y = x.astype(result.dtype), y.astype(result.dtype)
             old = None if scales[1] == 0 else result.copy()
-            result[...] = gm.gemm(scales[0], x, y, scales[1], old)
+            result[...] = products().gemm(scales[0], x, y, scales[1], old)
         return 0
 
     def _matrix(self, address: int, kind: int, offset: int, shape: tuple[int, int], step: int) -> NDArray[Any] | None:
@@ -81,14 +85,12 @@ class BlasCalls:
         dy: int,
     ) -> int:
         """y = alpha op(A) x + beta y, by gm.gemv."""
-        import gemmery as gm
-
         matrix = self._matrix(a, kind, 0, (m, n), lda)
         vector, result = self._vector(x, kind, m if t else n, dx), self._vector(y, kind, n if t else m, dy)
         if matrix is None or vector is None or result is None:
             return MAPPING
         old = float(self._scalar(beta, kind))
-        product = gm.gemv(matrix.T if t else matrix, vector, alpha=float(self._scalar(alpha, kind)))
+        product = products().gemv(matrix.T if t else matrix, vector, alpha=float(self._scalar(alpha, kind)))
         result[...] = product if old == 0 else product + matrix.dtype.type(old) * result
         return 0
 

@@ -35,7 +35,7 @@ class BlasCalls:
                 return None
             bytes_ = self.heap.data[address : address + size]
         else:
-            bytes_ = np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)
+            bytes_ = np.frombuffer(memoryview((ctypes.c_uint8 * size).from_address(address)), np.uint8)
         first = bytes_.view(dtype)
         return np.lib.stride_tricks.as_strided(first, shape, tuple(step * dtype.itemsize for step in steps))
 

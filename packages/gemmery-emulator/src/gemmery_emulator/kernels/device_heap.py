@@ -65,7 +65,7 @@ class DeviceHeap:
         if allocation is None:
             return None
         if address:
-            host = np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)
+            host = np.frombuffer(memoryview((ctypes.c_uint8 * size).from_address(address)), np.uint8)
         else:
             room = np.zeros(size + APART, np.uint8)
             begin = -room.ctypes.data % APART

@@ -318,7 +318,7 @@ class SourceProgram:
                 and name[0] not in ("concept", "requires")
                 and not any(_is_in_body(each, at) for each in source.declarations)
             ):
-                is_namespace = words.startswith("name must be a namespace name")
+                is_namespace = re.search(r"\bnamespace\s+(\w+\s*=\s*)?$", source.text[begin : name.start()])
                 names += [f"namespace {name[0].strip()}" if is_namespace else "".join(name[0].split())]
         return list(dict.fromkeys(names))
 

@@ -83,11 +83,15 @@ def test_old_encodings_and_a_last_backslash(tmp_path):
     "text",
     [
         "__global__ void f(int* x) { register int value = 7; x[threadIdx.x] = value; } int main() {}",
-        "#include <gtest/gtest.h>\nusing namespace testing::internal;\nusing namespace absent;\n"
-        "__global__ void f(int* x) { x[threadIdx.x] = 7; }",
-        "struct Base { virtual int value() = 0; virtual void free() = 0; };\n"
-        "struct Seven : Base { __device__ int value() { return 7; } void free() { cudaFree(this); } };\n"
-        "__global__ void f(int* x) { Seven seven; x[threadIdx.x] = seven.value(); } int main() {}",
+        (
+            "#include <gtest/gtest.h>\nusing namespace testing::internal;\nusing namespace absent;\n"
+            "__global__ void f(int* x) { x[threadIdx.x] = 7; }"
+        ),
+        (
+            "struct Base { virtual int value() = 0; virtual void free() = 0; };\n"
+            "struct Seven : Base { __device__ int value() { return 7; } void free() { cudaFree(this); } };\n"
+            "__global__ void f(int* x) { Seven seven; x[threadIdx.x] = seven.value(); } int main() {}"
+        ),
     ],
 )
 def test_what_nvcc_takes(tmp_path, text):

@@ -244,6 +244,31 @@ def test_threads_of_the_host(capfd):
     assert out == "30"
 
 
+def test_parameters_of_many_forms(capfd):
+    _, out = run(
+        """
+        struct Pair { char kind; short values[2]; };
+        template <class... T> __global__ void sum(int* to, T... values) { *to = (values + ... + 0); }
+        __global__ void rows(int (*x)[4], const int, Pair pair, long last = 5) {
+          x[1][threadIdx.x] = pair.values[1] + last;
+        }
+        template <typename = void, int N = 3> __global__ void plain(int* x) { *x = N; }
+        int main() {
+          int *x, y[8];
+          cudaMalloc(&x, sizeof y);
+          cudaMemset(x, 0, sizeof y);
+          rows<<<1, 4>>>((int(*)[4])x, 7, Pair{'a', {1, 2}});
+          sum<<<1, 1>>>(x, 3, 4, short(5));
+          sum<<<1, 1>>>(x + 1);
+          plain<><<<1, 1>>>(x + 2);
+          CHECK(cudaMemcpy(y, x, sizeof y, cudaMemcpyDeviceToHost));
+          for (int each : y) printf("%d ", each);
+        }""",
+        capfd=capfd,
+    )
+    assert out == "12 0 3 0 7 7 7 7 "
+
+
 def test_several_files(tmp_path, capfd):
     (tmp_path / "kernels.cuh").write_text("#pragma once\n__global__ void k(int* x) { *x = 4; }\n")
     (tmp_path / "other.cpp").write_text("int three() { return 3; }\n")

@@ -87,13 +87,24 @@ def _launch(kernel: Declaration) -> str:
     if declared is not None:
         ends = [it.start_byte for it in declared.children if it.type in ("(", ",", ")")]
         parts = [kernel.source.words[0][start + 1 : stop].decode().strip() for start, stop in pairwise(ends)]
-        names = [parameter_name(part) for part in parts if part and part != "void"]
+        names = [_argument(part) for part in parts if part and part != "void"]
     called = kernel.title.removesuffix("()")
     called = f"{kernel.scope}::{called}" if kernel.scope else called
     template = _TEMPLATE.match(kernel.source.text[kernel.start : kernel.body[0]].lstrip())
     parameters = _names_of_template(template[1]) if template else []
     listed = ", ".join([f'"{called}"', f'"{" ".join(parameters)}"', "__PRETTY_FUNCTION__", "__LINE__", *names])
     return f"{{ gemmery::launch({listed}); }}"
+
+
+def _argument(declared: str) -> str:
+    """A parameter as an argument of another call; a parameter without a name has no use, and no value.
+
+    >>> _argument("const float* x"), _argument("float (*rows)[4]"), _argument("T... rest"), _argument("int")
+    ('x', 'rows', 'rest...', 'gemmery::Unnamed()')
+    """
+    inside = re.search(r"\(\s*[*&]\s*(?:const\s+|__restrict__\s+)?(\w+)", declared)
+    name = inside[1] if inside else parameter_name(declared)
+    return f"{name}{'...' * ('...' in declared)}" if name else "gemmery::Unnamed()"
 
 
 def _names_of_template(text: str) -> list[str]:

@@ -238,14 +238,16 @@ class Runtime(BlasCalls):
         declared = kernel.parameters
         pointers = (ctypes.c_void_p * len(declared)).from_address(at) if declared else []
         lengths = list((ctypes.c_longlong * count).from_address(sizes)) if count else [each.size for each in declared]
-        if lengths != [each.size for each in declared]:
+        if len(lengths) != len(declared) or any(
+            size not in (0, each.size) for size, each in zip(lengths, declared, strict=True)
+        ):
             raise EmulationError(
                 f"{called}: its parameters have {', '.join(map(str, lengths))} bytes on the host and "
                 f"{', '.join(str(each.size) for each in declared)} on the device; pass their members by themselves"
             )
         packed = bytearray(max((each.offset + each.size for each in declared), default=0) + 7)
-        for each, pointer in zip(declared, pointers, strict=True):
-            packed[each.offset : each.offset + each.size] = ctypes.string_at(pointer, each.size)
+        for each, pointer, size in zip(declared, pointers, lengths, strict=True):
+            packed[each.offset : each.offset + size] = ctypes.string_at(pointer, size)
         words = np.frombuffer(packed, np.uint64, len(packed) // 8)
         packed[: 8 * len(words)] = self.heap.translated(words).tobytes()
         named = self._variables_of(compiled, called)
@@ -407,9 +409,10 @@ def _instance(name: str, parameters: Sequence[str], pretty: str) -> str:
         return name
     inside = pretty[pretty.rindex("[") :].removeprefix("[with ").removeprefix("[").removesuffix("]")
     values = []
-    for parameter in parameters:
-        found = re.search(rf"(?:^|[;,] )[^;=]*?\b{parameter} = (.*?)(?=; |, \w+ = |$)", inside)
-        if not parameter or not found or "lambda" in found[1]:
+    for place, parameter in enumerate(parameters, 1):
+        called = rf"\b{parameter}" if parameter else f"<template-parameter-1-{place}>"
+        found = re.search(rf"(?:^|[;,] )[^;=]*?{called} = (.*?)(?=; |, \w+ = |$)", inside)
+        if not found or "lambda" in found[1]:
             raise EmulationError(f"{pretty}: an argument of the template has no name that another compiler knows")
         values.append(found[1].removeprefix("{").removesuffix("}"))
     return f"{name}<{', '.join(value for value in values if value)}>"

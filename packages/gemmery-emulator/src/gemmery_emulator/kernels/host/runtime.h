@@ -339,10 +339,13 @@ inline thread_local Launch pending;
 inline void configure(dim3 grid, dim3 block, size_t shared = 0, cudaStream_t = nullptr) {
   pending = {{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, {0, 0, 0}, shared};
 }
+struct Unnamed {};
+template <class T> long long size_of(const T&) { return sizeof(T); }
+inline long long size_of(const Unnamed&) { return 0; }
 template <class... P>
 void launch(const char* name, const char* parameters, const char* pretty, int line, const P&... arguments) {
   const void* at[] = {std::addressof(arguments)..., nullptr};
-  long long bytes[] = {static_cast<long long>(sizeof(P))..., 0};
+  long long bytes[] = {size_of(arguments)..., 0};
   noted(call("launch", name, parameters, pretty, line, &pending, at, bytes, sizeof...(P)));
 }
 template <class... P, size_t... I>

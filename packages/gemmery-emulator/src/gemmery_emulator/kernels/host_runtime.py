@@ -27,7 +27,8 @@ from gemmery_emulator.kernels import host_part
 from gemmery_emulator.kernels.blas_calls import BlasCalls
 from gemmery_emulator.kernels.device_heap import DeviceHeap
 from gemmery_emulator.kernels.device_part import program_of
-from gemmery_emulator.kernels.kernel import CompiledKernel, architecture, compiled_kernel, read_source, run_launch
+from gemmery_emulator.kernels.kernel import CompiledKernel, compiled_kernel, read_source, run_launch
+from gemmery_emulator.kernels.launch_checks import architecture
 from gemmery_emulator.kernels.kernel_run import KernelRun
 from gemmery_emulator.kernels.programs import refusal
 from gemmery_emulator.machine import Dims, LaunchConfig
@@ -163,6 +164,8 @@ class Runtime(BlasCalls):
         if offset + size > whole:
             return INVALID
         source = self._place(data, size, 0, "cudaMemcpyToSymbol from")
+        if source is None:
+            return INVALID
         ctypes.memmove(int(self.heap.data.ctypes.data) + place + offset, source, size)
         return 0
 
@@ -172,6 +175,8 @@ class Runtime(BlasCalls):
         if offset + size > whole:
             return INVALID
         to = self._place(data, size, 0, "cudaMemcpyFromSymbol to")
+        if to is None:
+            return INVALID
         ctypes.memmove(to, int(self.heap.data.ctypes.data) + place + offset, size)
         return 0
 
@@ -236,7 +241,7 @@ class Runtime(BlasCalls):
             self.note(line, f"{called}: {reason}")
             return CONFIGURATION
         declared = kernel.parameters
-        pointers = (ctypes.c_void_p * len(declared)).from_address(at) if declared else []
+        pointers: Any = (ctypes.c_void_p * len(declared)).from_address(at) if declared else ()
         lengths = list((ctypes.c_longlong * count).from_address(sizes)) if count else [each.size for each in declared]
         if len(lengths) != len(declared) or any(
             size not in (0, each.size) for size, each in zip(lengths, declared, strict=True)

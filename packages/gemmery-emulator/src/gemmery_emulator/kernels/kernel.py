@@ -68,7 +68,16 @@ def emulate(
 
 
 @overload  # of a kernel that is an object: its grid, its block, but for Triton's, and its arguments
-def emulate(source: Any, *launch: Any, shared: int = 0, arch: str = "sm_90", **options: Any) -> KernelRun: ...
+def emulate(
+    source: Any,
+    kernel: Any = None,
+    grid: Any = None,
+    block: Any = None,
+    args: Any = None,
+    shared: int = 0,
+    arch: str = "sm_90",
+    **options: Any,
+) -> KernelRun: ...
 
 
 def emulate(

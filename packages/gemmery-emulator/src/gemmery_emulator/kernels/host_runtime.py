@@ -28,8 +28,8 @@ from gemmery_emulator.kernels.blas_calls import BlasCalls
 from gemmery_emulator.kernels.device_heap import DeviceHeap
 from gemmery_emulator.kernels.device_part import program_of
 from gemmery_emulator.kernels.kernel import CompiledKernel, compiled_kernel, read_source, run_launch
-from gemmery_emulator.kernels.launch_checks import architecture
 from gemmery_emulator.kernels.kernel_run import KernelRun
+from gemmery_emulator.kernels.launch_checks import architecture
 from gemmery_emulator.kernels.programs import refusal
 from gemmery_emulator.machine import Dims, LaunchConfig
 from gemmery_emulator.ptx import Variable

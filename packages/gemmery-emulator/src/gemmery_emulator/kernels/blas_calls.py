@@ -40,8 +40,8 @@ class BlasCalls:
         return np.lib.stride_tricks.as_strided(first, shape, tuple(step * dtype.itemsize for step in steps))
 
     def _scalar(self, address: int, kind: int) -> Any:
-        found = self._elements(address, kind, (1,), (1,))
-        return 0 if found is None else found[0]
+        elements = self._elements(address, kind, (1,), (1,))
+        return 0 if elements is None else elements[0]
 
     def on_product(
         self, of: int, to: int, scale: int, ta: int, tb: int, m: int, n: int, k: int, alpha: int, a: int, lda: int,
@@ -97,8 +97,8 @@ class BlasCalls:
     def _vector(self, address: int, kind: int, count: int, step: int) -> NDArray[Any] | None:
         if step > 0:
             return self._elements(address, kind, (count,), (step,))
-        found = self._elements(address, kind, (count,), (-step,))
-        return None if found is None else found[::-1]
+        elements = self._elements(address, kind, (count,), (-step,))
+        return None if elements is None else elements[::-1]
 
     def _pair(self, kind: int, n: int, x: int, dx: int, y: int, dy: int) -> tuple[NDArray[Any], NDArray[Any]] | None:
         first, second = self._vector(x, kind, n, dx), self._vector(y, kind, n, dy)

@@ -123,11 +123,11 @@ class DeviceHeap:
             host[:count].view(np.uint64)[changed] = words[changed]
             host[count:] = place[count:]
 
-    def memory(self, named: dict[int, str]) -> Global:
+    def memory(self, symbols: dict[int, str]) -> Global:
         """The memory of a launch; `named` are the names of variables of its module, by their addresses."""
-        return Global.over(self.data[: self.top + PAGE], list(self._visible(named)))
+        return Global.over(self.data[: self.top + PAGE], list(self._visible(symbols)))
 
-    def _visible(self, named: dict[int, str]) -> Iterator[Allocation]:
+    def _visible(self, symbols: dict[int, str]) -> Iterator[Allocation]:
         for start in sorted(self.live):
             each = self.live[start]
-            yield Allocation(named[start], start, each.size) if start in named else each
+            yield Allocation(symbols[start], start, each.size) if start in symbols else each

@@ -499,15 +499,15 @@ def _searched(folder: Path | None) -> list[Path]:
 @lru_cache(maxsize=8)
 def _project(root: Path) -> dict[str, list[Path]]:
     """The headers of a project by their names without folders, but for those of hidden folders."""
-    found: dict[str, list[Path]] = {}
+    headers: dict[str, list[Path]] = {}
     for count, (place, folders, names) in enumerate(os.walk(root)):
         folders[:] = [each for each in folders if not each.startswith(".")]
         for name in names:
             if name.endswith(_ENDINGS):
-                found.setdefault(name, []).append(Path(place, name))
+                headers.setdefault(name, []).append(Path(place, name))
         if count > _MOST_FOLDERS:
             break
-    return found
+    return headers
 
 
 def _elsewhere(folder: Path, header: str) -> Path | None:
@@ -516,8 +516,8 @@ def _elsewhere(folder: Path, header: str) -> Path | None:
     if root is None or root == Path.home():
         return None
     ends = f"/{os.path.normpath(header).lstrip('./')}"
-    found = [each for each in _project(root).get(os.path.basename(header), []) if each.as_posix().endswith(ends)]
-    return found[0] if len({each.read_bytes() for each in found}) == 1 else None
+    headers = [each for each in _project(root).get(os.path.basename(header), []) if each.as_posix().endswith(ends)]
+    return headers[0] if len({each.read_bytes() for each in headers}) == 1 else None
 
 
 def _is_in(header: str, folders: tuple[str, ...]) -> bool:

@@ -56,14 +56,14 @@ def launches_of(text: str) -> list[dict[str, Any]]:
     Raises ArgumentError for an option that is not known.
     """
     launches = []
-    for found in _LAUNCH.finditer(text):
+    for match in _LAUNCH.finditer(text):
         launch: dict[str, Any] = {}
-        words = [part for word in shlex.split(found[1]) for part in _separated(word)]
+        words = [part for word in shlex.split(match[1]) for part in _separated(word)]
         if len(words) % 2:
-            raise ArgumentError(f"gemmery: {found[1]}: {words[-1]} has no value")
+            raise ArgumentError(f"gemmery: {match[1]}: {words[-1]} has no value")
         for name, value in zip(words[::2], words[1::2], strict=True):
             if name not in KNOWN:
-                raise ArgumentError(f"gemmery: {found[1]}: {name} is none of {', '.join(KNOWN)}")
+                raise ArgumentError(f"gemmery: {match[1]}: {name} is none of {', '.join(KNOWN)}")
             key = KNOWN[name]
             launch[key] = [*launch.get(key, []), value] if key in ("arg", "option") else value
         launches.append(launch)
@@ -130,7 +130,7 @@ def _of_kernels(file: Path, text: str) -> Iterator[Fault]:
 
 
 def _fault(file: Path, message: str) -> Fault:
-    lines = [int(found[2]) for found in _PLACE.finditer(message) if found[1] == file.name]
+    lines = [int(match[2]) for match in _PLACE.finditer(message) if match[1] == file.name]
     return Fault(file, lines[0] if lines else 0, message)
 
 
@@ -169,12 +169,12 @@ def mcp() -> Callable[[], int]:
     from gemmery_emulator.kernels.mcp_server import server
 
     try:
-        made = server()
+        service = server()
     except ModuleNotFoundError as error:
         raise ArgumentError(str(error)) from error
 
     def serve() -> int:
-        made.run("stdio")
+        service.run("stdio")
         return 0
 
     return serve

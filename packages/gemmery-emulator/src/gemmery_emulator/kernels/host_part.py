@@ -125,8 +125,8 @@ def _with_launches(text: str) -> str:
     """A text with calls in place of launches, also in macros."""
     tokens = [(start, stop) for kind, start, stop in Source(text).tokens if kind in ("comment", "text")]
     done, pieces = 0, list[str]()
-    for found in _LAUNCH.finditer(text):
-        begin = found.start()
+    for match in _LAUNCH.finditer(text):
+        begin = match.start()
         if begin < done or any(start <= begin < stop for start, stop in tokens):
             continue
         name = _beginning(text, begin)
@@ -186,13 +186,13 @@ def _closing(text: str, opened: int) -> int:
 
 def compiler() -> str:
     """The host compiler; raises InstallError if there is none."""
-    found = next((path for name in COMPILERS if (path := shutil.which(name))), "")
-    if not found:
+    path = next((place for name in COMPILERS if (place := shutil.which(name))), "")
+    if not path:
         raise InstallError(
             f"running main() needs a compiler of C++ on the PATH ({' or '.join(COMPILERS)}), and there is none: "
             "install one, or run the kernels alone, without --run"
         )
-    return found
+    return path
 
 
 def library(program: SourceProgram, folder: Path | None, options: Sequence[str], into: Path) -> Path:
@@ -211,16 +211,27 @@ def library(program: SourceProgram, folder: Path | None, options: Sequence[str],
         path.write_text(text, encoding="utf-8")
     built = into / "program.so"
     passed = [each for each in options if re.match(r"-[DUI]|-std", each)]
-    named = [part for path in include.folders() for part in ("-idirafter", path)]
+    searched = [part for path in include.folders() for part in ("-idirafter", path)]
     beside = ["-I", str(folder)] if folder else []
     others = [str(Path(each).resolve()) for each in options if each.endswith(OTHERS)]
     openmp = ["-fopenmp"] if any("<omp.h>" in text for text in texts.values()) else []
-    found = compiler()
+    driver = compiler()
     # Without this, variables of headers are those of the first program in this process.
-    alone = ["-fno-gnu-unique"] if Path(found).name == "g++" else []
+    alone = ["-fno-gnu-unique"] if Path(driver).name == "g++" else []
     command = [
-        *(found, *alone, "-shared", "-fPIC", "-O1", "-w", "-fpermissive", "-std=gnu++17", "-D__CUDACC__", "-D__NVCC__"),
-        *(*passed, "-I", str(where), "-I", str(into / "headers"), *beside, *named, "-include", "cuda_runtime.h"),
+        *(
+            driver,
+            *alone,
+            "-shared",
+            "-fPIC",
+            "-O1",
+            "-w",
+            "-fpermissive",
+            "-std=gnu++17",
+            "-D__CUDACC__",
+            "-D__NVCC__",
+        ),
+        *(*passed, "-I", str(where), "-I", str(into / "headers"), *beside, *searched, "-include", "cuda_runtime.h"),
         *(*openmp, "-x", "c++", program.name, *others, "-o", str(built), "-Wl,--wrap=exit", "-ldl", "-lm", "-lpthread"),
     ]
     done = subprocess.run(command, cwd=where, capture_output=True, text=True, errors="replace", check=False)

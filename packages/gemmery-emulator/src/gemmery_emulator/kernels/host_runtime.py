@@ -93,13 +93,13 @@ class Runtime(BlasCalls):
 
     def on_allocate(self, name: int, line: int, size: int) -> int:
         """An address on the device, or an error below zero."""
-        made = self.heap.allocate(_allocation_name(name, line), size)
-        return made.start if made else -NO_MEMORY
+        allocation = self.heap.allocate(_allocation_name(name, line), size)
+        return allocation.start if allocation else -NO_MEMORY
 
     def on_managed(self, name: int, line: int, size: int) -> int:
         """An address on the host of memory that kernels may use, too."""
-        made = self.heap.share(_allocation_name(name, line), size)
-        return made.address if made else -NO_MEMORY
+        allocation = self.heap.share(_allocation_name(name, line), size)
+        return allocation.address if allocation else -NO_MEMORY
 
     def on_register(self, address: int, size: int) -> int:
         """Let kernels use memory of the host's."""
@@ -120,14 +120,14 @@ class Runtime(BlasCalls):
         if not width or not rows:
             return 0
         for index, (address, pitch, is_to) in enumerate(((to, to_pitch, True), (origin, from_pitch, False))):
-            wanted = kind in (1, 3) if is_to else kind in (2, 3)
+            expected = kind in (1, 3) if is_to else kind in (2, 3)
             size = pitch * (rows - 1) + width
             place = self._place(address, size, line, "copy to" if is_to else "copy from")
             if place is None:
                 return INVALID
             shared = any(address in each for each in self.heap.managed.values())
             is_device = self.heap.is_device(address)
-            if kind < 4 and is_device != wanted and not shared:
+            if kind < 4 and is_device != expected and not shared:
                 side = "the device's" if is_device else "the host's"
                 self.note(line, f"a copy from {KINDS[kind]}, but {'to' if is_to else 'from'} {side} memory")
                 return INVALID
@@ -189,30 +189,30 @@ class Runtime(BlasCalls):
         """The address of a variable, which begins with the value that the host's compiler gives it."""
         word = re.findall(r"\w+", _text(name).partition("[")[0])[-1]
         if word not in self.variables:
-            made = self.heap.allocate(word, size)
-            if made is None:
+            allocation = self.heap.allocate(word, size)
+            if allocation is None:
                 raise MemoryError(f"no device memory is left for the variable {word}")
-            self.variables[word] = made.start
-            self.heap.data[made.start : made.stop] = np.frombuffer(ctypes.string_at(host, size), np.uint8)
+            self.variables[word] = allocation.start
+            self.heap.data[allocation.start : allocation.stop] = np.frombuffer(ctypes.string_at(host, size), np.uint8)
         return self.variables[word]
 
     def _variables_of(self, compiled: CompiledKernel, called: str) -> dict[int, str]:
         """Place the variables of a kernel's module that are not yet there; their names by address."""
         kernel = compiled.program.kernel
-        named, fresh = dict[int, str](), dict[str, Variable]()
+        symbols, fresh = dict[int, str](), dict[str, Variable]()
         for name, variable in kernel.variables.items():
             if variable.space not in ("global", "const"):
                 continue
             key = _plain(name) if re.match(r"[A-Za-z_]\w*$", name) and "unnamed" not in name else f"{called} {name}"
-            key = name if self.variables.get(key) in named else key  # of two namespaces
+            key = name if self.variables.get(key) in symbols else key  # of two namespaces
             if key not in self.variables:
-                made = self.heap.allocate(key, variable.size)
-                if made is None:
+                allocation = self.heap.allocate(key, variable.size)
+                if allocation is None:
                     raise MemoryError(f"no device memory is left for the variable {name}")
-                self.variables[key] = made.start
+                self.variables[key] = allocation.start
                 fresh[name] = variable
-            named[self.variables[key]] = name
-        addresses = {name: address for address, name in named.items()}
+            symbols[self.variables[key]] = name
+        addresses = {name: address for address, name in symbols.items()}
         for name, variable in fresh.items():
             place = self.heap.data[addresses[name] : addresses[name] + variable.size]
             if variable.data:
@@ -220,7 +220,7 @@ class Runtime(BlasCalls):
             for at, pointed, offset in variable.pointers:
                 if pointed in addresses:
                     place[at : at + 8] = np.array([addresses[pointed] + offset], np.uint64).view(np.uint8)
-        return named
+        return symbols
 
     # Launches.
 
@@ -255,8 +255,8 @@ class Runtime(BlasCalls):
             packed[each.offset : each.offset + size] = ctypes.string_at(pointer, size)
         words = np.frombuffer(packed, np.uint64, len(packed) // 8)
         packed[: 8 * len(words)] = self.heap.translated(words).tobytes()
-        named = self._variables_of(compiled, called)
-        bound = _Binding(self, bytes(packed[: len(packed) - 7]), named)
+        symbols = self._variables_of(compiled, called)
+        bound = _Binding(self, bytes(packed[: len(packed) - 7]), symbols)
         self.heap.send()
         run = run_launch(compiled, config, bound, {self.name: self.text}, called, {}, self.check)
         self.heap.receive()
@@ -312,11 +312,11 @@ class Runtime(BlasCalls):
 class _Binding:
     """Global memory and parameters of a launch; for a prediction afterwards, on a copy of the memory."""
 
-    def __init__(self, runtime: Runtime, parameters: bytes, named: dict[int, str]) -> None:
-        self.runtime, self.parameters, self.named, self.is_first = runtime, parameters, named, True
+    def __init__(self, runtime: Runtime, parameters: bytes, symbols: dict[int, str]) -> None:
+        self.runtime, self.parameters, self.symbols, self.is_first = runtime, parameters, symbols, True
 
     def __call__(self) -> BoundArguments:
-        memory = self.runtime.heap.memory(self.named)
+        memory = self.runtime.heap.memory(self.symbols)
         if not self.is_first:
             memory.data = memory.data.copy()
         return BoundArguments(memory, self.parameters, {})
@@ -389,14 +389,14 @@ def _allocation_name(name: int, line: int) -> str:
 
 def _plain(symbol: str) -> str:
     """The last name in a symbol of a variable: "table" of "_ZN3lab5tableE"."""
-    found, at = symbol, re.match(r"_Z(?:N|L|NL)?", symbol)
+    piece, at = symbol, re.match(r"_Z(?:N|L|NL)?", symbol)
     if at is None:
         return symbol
     rest = symbol[at.end() :]
     while match := re.match(r"L?(\d+)", rest):
         size = int(match[1])
-        found, rest = rest[match.end() : match.end() + size], rest[match.end() + size :]
-    return found if rest in ("", "E") and not symbol.startswith("_ZN4cuda") else symbol
+        piece, rest = rest[match.end() : match.end() + size], rest[match.end() + size :]
+    return piece if rest in ("", "E") and not symbol.startswith("_ZN4cuda") else symbol
 
 
 def _three(sides: Sequence[int]) -> Dims:
@@ -416,8 +416,8 @@ def _instance(name: str, parameters: Sequence[str], pretty: str) -> str:
     values = []
     for place, parameter in enumerate(parameters, 1):
         called = rf"\b{parameter}" if parameter else f"<template-parameter-1-{place}>"
-        found = re.search(rf"(?:^|[;,] )[^;=]*?{called} = (.*?)(?=; |, \w+ = |$)", inside)
-        if not found or "lambda" in found[1]:
+        piece = re.search(rf"(?:^|[;,] )[^;=]*?{called} = (.*?)(?=; |, \w+ = |$)", inside)
+        if not piece or "lambda" in piece[1]:
             raise EmulationError(f"{pretty}: an argument of the template has no name that another compiler knows")
-        values.append(found[1].removeprefix("{").removesuffix("}"))
+        values.append(piece[1].removeprefix("{").removesuffix("}"))
     return f"{name}<{', '.join(value for value in values if value)}>"

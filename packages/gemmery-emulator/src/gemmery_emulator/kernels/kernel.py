@@ -130,8 +130,8 @@ def emulate(
     texts: Mapping[str, str] | None = None
     called = kernel
     if not isinstance(source, str | Path):
-        given = [value for value in (kernel, grid, block, args) if value is not None]
-        launched = launch_of(source, given, shared, tuple(options), names, arch)
+        sides_and_args = [value for value in (kernel, grid, block, args) if value is not None]
+        launched = launch_of(source, sides_and_args, shared, tuple(options), names, arch)
         source, called, kernel, grid, block, args, shared, options, texts = launched
         names = {}
     for name in names:

@@ -31,7 +31,7 @@ LINES = 8  # of the source in an answer, the costliest first
 COSTS = ("instructions", "sectors", "wavefronts", "bank_conflicts", "requests", "divergent_branches", "flops")
 
 
-class Launch:
+class WrittenLaunch:
     """A launch in texts, and the arrays after it."""
 
     def __init__(
@@ -90,7 +90,7 @@ def run(
 
     `grid` and `block` are "4" or "4,2"; `kernel` may be left out if the source has one, and is "add<4>" for a template.
     """
-    launch = Launch(source, kernel, grid, block, args, shared, arch)
+    launch = WrittenLaunch(source, kernel, grid, block, args, shared, arch)
     total = launch.counters()["total"]
     return {"kernel": launch.run.kernel, **launch.values(), **launch.faults(), "counters": total}
 
@@ -99,21 +99,21 @@ def faults(
     source: str, grid: str, block: str, args: list[str], kernel: str = "", shared: int = 0, arch: str = "sm_90"
 ) -> dict[str, Any]:
     """Look for faults: races, accesses out of bounds, missing barriers, uninitialised reads, each with its line."""
-    return Launch(source, kernel, grid, block, args, shared, arch).faults()
+    return WrittenLaunch(source, kernel, grid, block, args, shared, arch).faults()
 
 
 def counters(
     source: str, grid: str, block: str, args: list[str], kernel: str = "", shared: int = 0, arch: str = "sm_90"
 ) -> dict[str, Any]:
     """Count what a profiler counts: sectors, bank conflicts, divergent branches, instructions, in all and by line."""
-    return Launch(source, kernel, grid, block, args, shared, arch).counters()
+    return WrittenLaunch(source, kernel, grid, block, args, shared, arch).counters()
 
 
 def predict(
     source: str, grid: str, block: str, args: list[str], card: str, kernel: str = "", shared: int = 0
 ) -> dict[str, Any]:
     """Predict the time of a launch on a card ("h200", "a100", "rtx4090"), what bounds it, and the costliest lines."""
-    return _predicted(Launch(source, kernel, grid, block, args, shared, card).run.predict(card))
+    return _predicted(WrittenLaunch(source, kernel, grid, block, args, shared, card).run.predict(card))
 
 
 def diff(
@@ -125,8 +125,8 @@ def diff(
     With `card` their predicted times, too. The second one may have a grid and a block of its own.
     """
     target = card or arch
-    first = Launch(old, kernel, grid, block, args, shared, target)
-    second = Launch(new, kernel, new_grid or grid, new_block or block, args, shared, target)
+    first = WrittenLaunch(old, kernel, grid, block, args, shared, target)
+    second = WrittenLaunch(new, kernel, new_grid or grid, new_block or block, args, shared, target)
     pairs = list(zip(first.arrays, second.arrays, strict=True))
     equal = all(np.array_equal(x, y, equal_nan=True) for x, y in pairs if isinstance(x, np.ndarray))
     sizes = [np.abs(x.astype("f8") - y.astype("f8")).max() for x, y in pairs if isinstance(x, np.ndarray) and x.size]
@@ -155,10 +155,10 @@ def server() -> Any:
     except ModuleNotFoundError as error:
         what = "the server needs version 2 or newer of the SDK of the Model Context Protocol"
         raise ModuleNotFoundError(f"{what}: pip install 'mcp>=2'", name=error.name) from None
-    made = MCPServer("gemmery", instructions=INSTRUCTIONS)
+    service = MCPServer("gemmery", instructions=INSTRUCTIONS)
     for tool in TOOLS:
-        made.tool()(_with_errors(tool, ToolError))
-    return made
+        service.tool()(_with_errors(tool, ToolError))
+    return service
 
 
 def _with_errors(tool: Any, of_sdk: type[Exception]) -> Any:

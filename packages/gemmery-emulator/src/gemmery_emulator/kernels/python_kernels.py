@@ -27,21 +27,21 @@ _INSTALL = (
 
 
 def launch_of(
-    kernel: Any, given: Sequence[Any], shared: int, options: Sequence[str], names: dict[str, Any], arch: str
+    kernel: Any, launch: Sequence[Any], shared: int, options: Sequence[str], names: dict[str, Any], arch: str
 ) -> PythonLaunch:
     """The launch of a kernel's object; `given` are its grid, its block, but for Triton's, and its arguments.
 
     Raises ArgumentError for other objects and for missing arguments, CompileError, and InstallError without a compiler.
     """
     if triton_kernels.is_kernel(kernel):
-        grid, args = _taken(kernel, given, ("grid", "args"))
+        grid, args = _positional(kernel, launch, ("grid", "args"))
         return triton_kernels.launch(kernel, grid, args, names, arch)
     for name, value in names.items():
         raise ArgumentError(f"{name}={brief(value)}: only kernels of Triton take further names; leave it out")
     is_numba = hasattr(kernel, "py_func") and hasattr(kernel, "targetoptions")
     if not is_numba and not (isinstance(getattr(kernel, "code", None), str) and hasattr(kernel, "name")):
         raise ArgumentError(f"source={brief(kernel)}: {FORMS}")
-    grid, block, args = _taken(kernel, given, ("grid", "block", "args"))
+    grid, block, args = _positional(kernel, launch, ("grid", "block", "args"))
     if is_numba:
         return _of_numba(kernel, grid, block, args, shared, arch)
     own = tuple(str(option) for option in getattr(kernel, "options", ()) or ())
@@ -49,11 +49,11 @@ def launch_of(
     return PythonLaunch(kernel.code, called, called, grid, block, list(args), shared, (*own, *options))
 
 
-def _taken(kernel: Any, given: Sequence[Any], names: tuple[str, ...]) -> list[Any]:
-    if len(given) != len(names):
+def _positional(kernel: Any, launch: Sequence[Any], names: tuple[str, ...]) -> list[Any]:
+    if len(launch) != len(names):
         called = getattr(kernel, "__name__", type(kernel).__name__)
-        raise ArgumentError(f"{called}: {len(given)} values are given; call emulate(kernel, {', '.join(names)})")
-    return list(given)
+        raise ArgumentError(f"{called}: {len(launch)} values are given; call emulate(kernel, {', '.join(names)})")
+    return list(launch)
 
 
 def _of_numba(kernel: Any, grid: Any, block: Any, args: Sequence[Any], shared: int, arch: str) -> PythonLaunch:
@@ -74,8 +74,8 @@ def _of_numba(kernel: Any, grid: Any, block: Any, args: Sequence[Any], shared: i
                 f"argument {place} is {brief(value)}: pass a NumPy array, a number or a tuple of numbers"
             )
     capability = divmod(int(arch.removeprefix("sm_").rstrip("af")), 10)
-    wanted = {name: kernel.targetoptions.get(name) for name in ("fastmath", "opt")}
-    known = {name: value for name, value in wanted.items() if value is not None}
+    options_of = {name: kernel.targetoptions.get(name) for name in ("fastmath", "opt")}
+    known = {name: value for name, value in options_of.items() if value is not None}
     try:
         types = tuple(kernel.typeof_pyval(value) for value in args)
         with _device_of(type(kernel).__module__, capability):
@@ -94,14 +94,14 @@ def _of_numba(kernel: Any, grid: Any, block: Any, args: Sequence[Any], shared: i
 def _device_of(module: str, capability: tuple[int, int]) -> Iterator[None]:
     """Numba's own CUDA target asks the current device for its capability when a kernel calls a function."""
     dispatcher = sys.modules[module]
-    asked = getattr(dispatcher, "get_current_device", None)
-    if asked is not None:
+    current = getattr(dispatcher, "get_current_device", None)
+    if current is not None:
         dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=capability)  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        if asked is not None:
-            dispatcher.get_current_device = asked  # type: ignore[attr-defined]
+        if current is not None:
+            dispatcher.get_current_device = current  # type: ignore[attr-defined]
 
 
 def _flat(value: Any) -> list[Any]:

@@ -47,7 +47,7 @@ def launch(kernel: Any, grid: Any, args: Sequence[Any] | Mapping[str, Any], name
 
     Raises ArgumentError for arguments that do not fit the kernel's parameters, and CompileError with Triton's words.
     """
-    function, names = _chosen(kernel, names)
+    function, names = _innermost(kernel, names)
     rules = _heuristics(kernel)
     values = _by_name(function, args, names, {name for each in rules for name in each})
     for each in rules:
@@ -71,8 +71,8 @@ def launch(kernel: Any, grid: Any, args: Sequence[Any] | Mapping[str, Any], name
     passed = _passed(values, signature, getattr(compiled.metadata, "tensordesc_meta", None) or [])
     text = compiled.asm["ptx"]
     threads = compiled.metadata.num_warps * 32
-    if found := next((line for line in text.splitlines() if line.startswith(".reqntid")), ""):
-        threads = int(found.split()[1].rstrip(","))  # more, where warps have roles of their own
+    if line := next((line for line in text.splitlines() if line.startswith(".reqntid")), ""):
+        threads = int(line.split()[1].rstrip(","))  # more, where warps have roles of their own
     if getattr(compiled.metadata, "global_scratch_size", 0):
         raise EmulationError(
             f"{function.__name__} makes tensor descriptors on the device, in memory that its launcher adds; "
@@ -96,7 +96,7 @@ def _text(file: Path, function: Any) -> str:
     return "\n" * (first - 1) + "".join(lines)
 
 
-def _chosen(kernel: Any, names: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _innermost(kernel: Any, names: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The function itself, and the names with what autotuning would try first, where nothing is given."""
     while not hasattr(kernel, "params"):
         if configs := getattr(kernel, "configs", ()):

@@ -41,11 +41,11 @@ class WrittenLaunch:
         if isinstance(place, Path) and place.suffix not in (".cu", ".cuh", ".ptx"):
             raise ArgumentError(f"source={source!r}: pass the text of a kernel, or the path of a .cu or .ptx file")
         self.arrays = [written_arguments.argument(text, number) for number, text in enumerate(args)]
-        sides = (written_arguments.sides(name, text) for name, text in (("grid", grid), ("block", block)))
+        blocks, threads = written_arguments.sides("grid", grid), written_arguments.sides("block", block)
         printed = io.StringIO()
         with redirect_stdout(printed):  # which is the protocol's
             self.run: KernelRun = emulate(
-                place, kernel or only_kernel(place), *sides, self.arrays, shared=shared, arch=arch
+                place, kernel or only_kernel(place), blocks, threads, self.arrays, shared=shared, arch=arch
             )
         self.printed = printed.getvalue()
 

@@ -52,6 +52,7 @@ OWNERS = {
         "measure",
         "lab",
     ),
+    "mcp": ("gemmery_emulator/kernels/mcp_server.py",),
     "mpi4py": ("gemmery_lab/over_ranks.py",),
     "platformdirs": ("gemmery/config.py",),
     "pytest": ("gemmery_emulator/pytest.py",),
@@ -81,6 +82,7 @@ OWNERS = {
     ),
     "cuda": ("cuda",),
     "cupy": ("gemmery_lab/measure/cublas.py",),
+    "triton": ("gemmery_emulator/kernels/triton_kernels.py",),
     "typer": (
         "pages",
         "kernels",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,6 +130,15 @@ class Global(Space):
         super().__init__(np.zeros(place + PAGE, np.uint8))
         self.safe = np.int64(0)  # an address that is safe to read, and holds zeros
         self._starts = [allocation.start for allocation in self.allocations]
+
+    @classmethod
+    def over(cls, data: Bytes, allocations: Sequence[Allocation]) -> Global:
+        """Global memory on bytes that are there, with its arrays in the order of their addresses."""
+        memory = cls({})
+        memory.data, memory.allocations = data, list(allocations)
+        memory._starts = [allocation.start for allocation in allocations]
+        memory._views.clear()
+        return memory
 
     def address(self, name: str) -> int:
         """Return the address of an array."""

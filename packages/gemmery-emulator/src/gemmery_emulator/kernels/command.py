@@ -38,6 +38,10 @@ EPILOG = """\b
       null               a null pointer
 
     \b
+    With --run the whole program runs, main() too: `gemmery emulate prog.cu
+    --run --arg 1024`. Its host part is compiled by g++ or clang++.
+
+    \b
     Without an --arg a command with those of the kernel is printed. main() and
     other host code of the file is left out. The exit code is 1 for
     a fault, and for a result that is not the reference's: FUNCTION takes the
@@ -83,11 +87,20 @@ def emulate(
         str, Option(metavar="FILE:LINE", help="Draw the accesses of this line.", show_default="the costliest")
     ] = "",
     json: Annotated[bool, Option("--json", help="Print JSON; a list with --against.")] = False,
+    run: Annotated[bool, Option("--run", help="Run main(), too; each --arg is a word for it.")] = False,
     html: HtmlToo = None,
 ) -> Callable[[], int]:
     """Run a CUDA kernel on the CPU, count what it does line by line, and look for faults; no GPU is needed."""
     from gemmery_emulator.kernels import written_arguments
 
+    if run:
+        unused = {"--grid": grid, "--block": block, "--kernel": kernel, "--shared": shared, "--check": check}
+        unused |= {"--against": against, "--seed": seed is not None, "--html": html, "--line": line}
+        for name, value in unused.items():
+            if value:
+                raise ArgumentError(f"{name} with --run: the program itself launches its kernels; leave it out")
+        _checked_files([file])
+        return partial(_run_whole, file, arg or [], arch, tuple(option or ()), card, json)
     texts = {"grid": grid, "block": block}
     sizes = {name: written_arguments.sides(f"--{name}", text) if text else None for name, text in texts.items()}
     values = [written_arguments.argument(text, place) for place, text in enumerate(arg or [])]
@@ -103,10 +116,7 @@ def emulate(
         except DeviceError as error:
             raise ArgumentError(str(error)) from error
     files = [file, *([against] if against else [])]
-    for path in files:
-        if not path.is_file():
-            reason = "it is a folder" if path.is_dir() else "there is no such file"
-            raise ArgumentError(f"{path}: {reason}; give the path of a .cu or .ptx file")
+    _checked_files(files)
     if line and html is None:
         raise ArgumentError(f"--line {line}: the line is drawn on the page; add --html PATH")
     if html is not None:
@@ -114,6 +124,43 @@ def emulate(
     options: dict[str, Any] = {**sizes, "shared": shared, "arch": arch, "options": tuple(option or ()), "seed": seed}
     run_each = [partial(_run, path, kernel, arg or [], values, options, expected, tolerance or 0) for path in files]
     return partial(_emulate, run_each, bool(expected), card, line, json, html)
+
+
+def _checked_files(files: Sequence[Path]) -> None:
+    for path in files:
+        if not path.is_file():
+            reason = "it is a folder" if path.is_dir() else "there is no such file"
+            raise ArgumentError(f"{path}: {reason}; give the path of a .cu or .ptx file")
+
+
+def _run_whole(file: Path, words: Sequence[str], arch: str, options: tuple[str, ...], card: str, json: bool) -> int:
+    """Run a program with its main(); returns 1 for a fault, else main()'s own status."""
+    from gemmery_emulator.kernels.host_runtime import run_program
+    from gemmery_emulator.kernels.kernel_run import summary
+    from gemmery_emulator.kernels.terminal_tables import show_run
+    from gemmery_emulator.pages.writing import as_json
+    from gemmery_emulator.run import progress
+
+    before = progress.set(announcer(sys.stderr.write))
+    try:
+        program = run_program(file, words, arch, options=options, card=card)
+    finally:
+        progress.reset(before)
+    faults = bool(program.notes) or any(run.findings for run in program.runs)
+    if json:
+        kernels = [{**summary(run), "launches": program.launches[run.kernel]} for run in program.runs]
+        whole = {"status": program.status, "kernels": kernels, "faults": program.notes, "seconds": program.seconds}
+        sys.stdout.write(f"{as_json(whole)}\n")
+    else:
+        sys.stdout.write(f"main() returned {program.status}\n")
+        for run in program.runs:
+            count = program.launches[run.kernel]
+            sys.stdout.write(f"\n{count} launch{'es' * (count != 1)} of {run.kernel}, added up; the last one:\n")
+            show_run(run, console())
+        if program.seconds is not None:
+            sys.stdout.write(f"\npredicted for all launches on {card}: {program.seconds * 1e6:,.1f} us\n")
+    sys.stderr.writelines(f"gemmery: {note}\n" for note in program.notes)
+    return 1 if faults else program.status
 
 
 def _emulate(

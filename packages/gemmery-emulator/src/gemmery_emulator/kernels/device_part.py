@@ -25,6 +25,8 @@ _LIBRARY = ("algorithm", "array", "functional", "limits", "numeric", "tuple", "t
 _TRAITS = re.compile(r"\bstd\s*::\s*(\w+)|\b(numeric_limits|is_same|enable_if|conditional)")
 _OF_HOST_LIBRARY = ("string", "vector", "map", "mutex", "ostream", "unique_ptr", "shared_ptr", "function", "thread")
 _BESIDE = ("", "include", "inc", "common", "Common", "utils", "common/inc")  # folders of a project's headers
+_ENDINGS = (".h", ".cuh", ".hpp", ".hh", ".hxx", ".inl", ".inc", ".cu")
+_MOST_FOLDERS = 5000  # of a project that are searched for headers
 _UP = 5  # folders above a file in which they are looked for
 # Headers of the host's libraries, which have no macros for kernels: C++'s have no dot in their names.
 _OF_HOST = re.compile(
@@ -79,7 +81,9 @@ HOST_CODE = (
     "makes"
 )
 _ERROR = re.compile(r"(?:^|: )([^\s()]+)\((\d+)\): (?:catastrophic )?error:? ?(.*)\n.*\n  ([ \t]*)\^", re.MULTILINE)
-_UNKNOWN = re.compile(r"is undefined|has no member|qualified name|must be a class or namespace|is not a template")
+_UNKNOWN = re.compile(
+    r"is undefined|has no member|qualified name|must be a class or namespace|is not a template|must be a namespace name"
+)
 _NOT_THERE = re.compile(r'identifier "(?:\w+::)*(\w+)" is undefined|has no member "(\w+)"')
 _NAME = re.compile(r"\b[A-Za-z_]\w*(?:\s*::\s*[A-Za-z_]\w*)*(?:\s*<)?")
 _CONDITIONAL = ("alias_declaration", "type_definition", "enum_specifier", "using_declaration")
@@ -245,8 +249,14 @@ class SourceProgram:
             pending = [each for word in rest for each in (*self.by_name.get(word, ()), *optional.get(word, ()))]
         return reached
 
+    @cached_property
+    def virtual(self) -> frozenset[str]:
+        """The titles of virtual functions, which others override without a word."""
+        return frozenset(each.title for each, owner in self._each() if owner and "virtual" in each.head)
+
     def _stays(self, member: Declaration, owner: Declaration) -> bool:
-        return not self.is_optional(member) and (not self.is_host(member, owner) or "virtual" in member.head)
+        is_virtual = member.kind == "function" and member.title in self.virtual
+        return not self.is_optional(member) and (is_virtual or not self.is_host(member, owner))
 
     def is_optional(self, member: Declaration) -> bool:
         """Whether a member takes no bytes of a type and no part in its calls, so that only its name needs it."""
@@ -308,7 +318,8 @@ class SourceProgram:
                 and name[0] not in ("concept", "requires")
                 and not any(_is_in_body(each, at) for each in source.declarations)
             ):
-                names += ["".join(name[0].split())]
+                is_namespace = re.search(r"\bnamespace\s+(\w+\s*=\s*)?$", source.text[begin : name.start()])
+                names += [f"namespace {name[0].strip()}" if is_namespace else "".join(name[0].split())]
         return list(dict.fromkeys(names))
 
     def notes(self, errors: str) -> str:
@@ -365,6 +376,9 @@ def _declared(names: Sequence[str]) -> str:
     """Declarations of types that are not known: a pointer to one has 8 bytes."""
     texts = []
     for name in names:
+        if name.startswith("namespace "):
+            texts.append(f"{name} {{}}\n")
+            continue
         *scopes, last = name.removesuffix("<").split("::")
         begin = "".join(f"namespace {scope} {{ " for scope in scopes)
         texts.append(f"{begin}{'template <class...> ' * name.endswith('<')}struct {last};{' }' * len(scopes)}\n")
@@ -443,12 +457,15 @@ def headers_of(
                 continue
             places = (each / header for each in ([beside] if beside else []) + folders)
             path = next((each for each in places if each.is_file()), None)
+            if path is None and folder is not None and not _is_in(header, toolkit):
+                path = _elsewhere(folder, header)
             if header in include.STANDARD or (path is None and _is_in(header, toolkit)):
                 continue
             if path is not None and (first := read.setdefault(path.resolve(), header)) != header:
                 texts[header] = f'#include "{first}"\n'  # by another name
             elif path is not None:
-                texts[header] = path.read_text(encoding="utf-8", errors="replace")
+                whole = path.read_text(encoding="utf-8", errors="replace")
+                texts[header] = whole + "\n" * whole.rstrip().endswith("\\")  # which NVRTC refuses, and nvcc does not
                 pending.append((texts[header], path.parent))
             elif include.wheel(header):
                 wheels.add(include.wheel(header))
@@ -477,6 +494,30 @@ def _searched(folder: Path | None) -> list[Path]:
         return []
     above = [folder.resolve(), *folder.resolve().parents][:_UP]
     return [path for parent in above for part in _BESIDE if (path := parent / part).is_dir()]
+
+
+@lru_cache(maxsize=8)
+def _project(root: Path) -> dict[str, list[Path]]:
+    """The headers of a project by their names without folders, but for those of hidden folders."""
+    headers: dict[str, list[Path]] = {}
+    for count, (place, folders, names) in enumerate(os.walk(root)):
+        folders[:] = [each for each in folders if not each.startswith(".")]
+        for name in names:
+            if name.endswith(_ENDINGS):
+                headers.setdefault(name, []).append(Path(place, name))
+        if count > _MOST_FOLDERS:
+            break
+    return headers
+
+
+def _elsewhere(folder: Path, header: str) -> Path | None:
+    """A header that only the build of a project finds: the one of that name in it, from the folder with .git."""
+    root = next((each for each in (folder.resolve(), *folder.resolve().parents) if (each / ".git").exists()), None)
+    if root is None or root == Path.home():
+        return None
+    ends = f"/{os.path.normpath(header).lstrip('./')}"
+    headers = [each for each in _project(root).get(os.path.basename(header), []) if each.as_posix().endswith(ends)]
+    return headers[0] if len({each.read_bytes() for each in headers}) == 1 else None
 
 
 def _is_in(header: str, folders: tuple[str, ...]) -> bool:

@@ -3,33 +3,32 @@
 # No `from __future__ import annotations` here: help() would show annotations as strings.
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from errno import ENOMEM
 from functools import lru_cache, partial
+from inspect import signature
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery import arrays
 from gemmery.cuda import include, nvrtc
-from gemmery.cuda.device import LIMITS, architecture
-from gemmery.errors import ArgumentError, CheckError, CompileError, DeviceError, not_installed
-from gemmery_emulator.arguments import bound, resident
+from gemmery.errors import ArgumentError, CheckError, CompileError, not_installed, unknown
+from gemmery_emulator.arguments import BoundArguments, bound, resident
 from gemmery_emulator.findings import Finding
 from gemmery_emulator.kernels.kernel_run import KernelRun, with_page
-from gemmery_emulator.kernels.programs import listed, parsed, prepared, refusal, three
+from gemmery_emulator.kernels.launch_checks import Sides, architecture, argument, dims, steps, type_error
+from gemmery_emulator.kernels.programs import listed, parsed, prepared, refusal
+from gemmery_emulator.kernels.python_kernels import FORMS, launch_of
 from gemmery_emulator.lockstep import LIMIT
 from gemmery_emulator.lower import LoweredKernel
-from gemmery_emulator.machine import Dims, LaunchConfig
+from gemmery_emulator.machine import LaunchConfig
 from gemmery_emulator.ptx import Line, PtxKernel
 from gemmery_emulator.run import Drawable, Rerun, emulated
 from gemmery_emulator.trace import Trace
-
-Sides = int | Sequence[int]
 
 
 class CompiledKernel(NamedTuple):
@@ -46,6 +45,7 @@ SOURCE = "kernel.cu"  # the name of a source passed as text, in findings and lin
 LAUNCHES = "launches from kernels (dynamic parallelism) are not modelled: call emulate() for each of them"
 
 
+@overload
 def emulate(
     source: str | Path,
     kernel: str,
@@ -64,8 +64,43 @@ def emulate(
     max_steps: int = LIMIT,
     seconds: float = 60,
     strict: bool = False,
+) -> KernelRun: ...
+
+
+@overload  # of a kernel that is an object: its grid, its block, but for Triton's, and its arguments
+def emulate(
+    source: Any,
+    kernel: Any = None,
+    grid: Any = None,
+    block: Any = None,
+    args: Any = None,
+    shared: int = 0,
+    arch: str = "sm_90",
+    **options: Any,
+) -> KernelRun: ...
+
+
+def emulate(
+    source: Any,
+    kernel: Any = None,
+    grid: Any = None,
+    block: Any = None,
+    args: Any = None,
+    shared: int = 0,
+    arch: str = "sm_90",
+    *,
+    options: Sequence[str] = (),
+    variables: Mapping[str, NDArray[Any]] | None = None,
+    cluster: Sides | None = None,
+    merge: bool = True,
+    check: bool = True,
+    seed: int | None = None,
+    max_steps: int = LIMIT,
+    seconds: float = 60,
+    strict: bool = False,
+    **names: Any,
 ) -> KernelRun:
-    """Run a CUDA C++ or PTX kernel on NumPy arrays, in place, and count what it does, without a GPU.
+    """Run a kernel of CUDA C++, PTX, Triton, Numba or CuPy on NumPy arrays, in place, and count, without a GPU.
 
     `source` is CUDA C++, compiled for `arch` ("sm_90", "RTX3090"), or PTX, as text or as the path of a file. `kernel`
     is the name of a function, an instance of a template ("add<4>") or a symbol. `grid`, `block` and `cluster` are
@@ -77,6 +112,9 @@ def emulate(
     does not end within `seconds` of processor time, or `max_steps` basic blocks, is an error; both are of the thread
     blocks that run together. With `strict` findings are an error, too.
 
+    A kernel that is an object is called without a name: `emulate(kernel, grid, args, num_warps=4, BLOCK=64)` of Triton,
+    where `names` are parameters and Triton's options, and `emulate(kernel, grid, block, args)` of Numba and CuPy.
+
     >>> import numpy as np, gemmery as gm
     >>> x = np.arange(64, dtype=np.float32)
     >>> code = "__global__ void twice(float* x) { x[threadIdx.x] *= 2; }"
@@ -87,39 +125,40 @@ def emulate(
     Raises EmulationError for instructions that are not modelled, CompileError, LayoutError, ArgumentError for launches
     that a driver would refuse, and with `strict` CheckError for findings. The arrays are then unchanged.
     """
-    arch = _architecture(arch)
+    arch = architecture(arch)
     capability = int(arch.removeprefix("sm_").rstrip("af"))
-    dims = _dims("grid", grid), _dims("block", block)
-    reason = _type_error(kernel, args, shared, options, variables, seed, max_steps, seconds)
+    texts: Mapping[str, str] | None = None
+    called = kernel
+    if not isinstance(source, str | Path):
+        sides_and_args = [value for value in (kernel, grid, block, args) if value is not None]
+        launched = launch_of(source, sides_and_args, shared, tuple(options), names, arch)
+        source, called, kernel, grid, block, args, shared, options, texts = launched
+        names = {}
+    for name in names:
+        raise unknown(f"emulate() takes no {name!r}", name, (*signature(emulate).parameters,)[:-1])
+    sides = dims("grid", grid), dims("block", block)
+    reason = type_error(kernel, args, shared, options, variables, seed, max_steps, seconds)
     if reason:
         raise ArgumentError(reason)
     text, name, folder = read_source(source)
     program, left_out, made_from, warnings = compiled_kernel(text, name, folder, kernel, arch, tuple(options))
     compiled_for = program.kernel.limits.get("reqnctapercluster", (1,))
-    clustered = _dims("cluster", compiled_for if cluster is None else cluster)
-    launch = LaunchConfig(*dims, b"", shared, clustered)
+    clustered = dims("cluster", compiled_for if cluster is None else cluster)
+    launch = LaunchConfig(*sides, b"", shared, clustered)
     reason = refusal(program.kernel, launch, capability)
     if reason:
-        raise ArgumentError(f"kernel {kernel}: {reason}")
-    args = [_argument(place, value) for place, value in enumerate(args)]
+        raise ArgumentError(f"kernel {called}: {reason}")
+    args = [argument(place, value) for place, value in enumerate(args)]
     if len(args) != len(program.kernel.parameters) and (inside := _parameters(text, kernel, name, folder)):
         listed_c = " or ".join(f"({', '.join(parameters)})" for parameters in inside)
         count = f"{len(args)} argument{'s' * (len(args) != 1)}"
         raise ArgumentError(f"{count}: {kernel}{listed_c} takes {len(program.kernel.parameters)}; pass one for each")
-    trace = Trace() if check else None
+    limits = {"seed": seed, "max_steps": max_steps, "seconds": seconds}
+    compiled = CompiledKernel(program, left_out, made_from, warnings)
+    bind = lambda: bound(program.kernel, args, variables, resident())  # noqa: E731
     try:
-        arguments = bound(program.kernel, args, variables, resident())
-        launch = replace(launch, parameters=arguments.parameters)
-        run = emulated(
-            program,
-            launch,
-            arguments.memory,
-            check=check,
-            merge=merge,
-            seed=seed,
-            max_steps=max_steps,
-            seconds=seconds,
-            observers=(trace,) if trace else (),
+        return run_launch(
+            compiled, launch, bind, texts or {name: text}, called, steps(args), check, merge, strict, **limits
         )
     except (MemoryError, OSError) as error:
         if isinstance(error, OSError) and error.errno != ENOMEM:
@@ -129,23 +168,40 @@ def emulate(
             f"the launch has {size:,.0f} MiB of arrays, and with its checks the emulator takes up to three times that"
         )
         raise MemoryError(f"{what}: pass smaller arrays or check=False, or allow the process more memory") from None
+
+
+def run_launch(
+    compiled: CompiledKernel,
+    launch: LaunchConfig,
+    bind: Callable[[], BoundArguments],
+    texts: Mapping[str, str],
+    called: str,
+    matrices: Mapping[str, tuple[int, int]],
+    check: bool = True,
+    merge: bool = True,
+    strict: bool = False,
+    **limits: Any,
+) -> KernelRun:
+    """Run a compiled kernel on what `bind` returns, when it is predicted later, too; `texts` are its sources."""
+    program, left_out, made_from, warnings = compiled
+    trace = Trace() if check else None
+    arguments = bind()
+    launch = replace(launch, parameters=arguments.parameters)
+    observers = (trace,) if trace else ()
+    run = emulated(program, launch, arguments.memory, check=check, merge=merge, observers=observers, **limits)
     if strict and run.findings:
-        texts = "".join(f"\n{finding}" for finding in run.findings)
-        raise CheckError(f"kernel {kernel}: strict=True allows no findings, and there are {len(run.findings)}:{texts}")
+        faults = "".join(f"\n{finding}" for finding in run.findings)
+        raise CheckError(f"kernel {called}: strict=True allows no findings, and there are {len(run.findings)}:{faults}")
     arguments.write_back()
-    drawable = Drawable(trace, {name: text}, _steps(args)) if trace else None
-    rerun = Rerun(
-        program,
-        lambda: bound(program.kernel, args, variables, resident()),
-        partial(_resources, program.kernel, made_from),
-    )
-    nobody = (0, 0, 0)
+    drawable = Drawable(trace, texts, matrices) if trace else None
+    rerun = Rerun(program, bind, partial(_resources, program.kernel, made_from))
+    nobody, name = (0, 0, 0), next(iter(texts), SOURCE)
     own = ((words, name, line) for line, words in made_from.warnings) if made_from else ()  # of the compiler
     every = (*warnings, *own)
     warned = tuple(Finding("source", Line(file, line), words, nobody, nobody) for words, file, line in every)
     warned += run.warnings
     return with_page(
-        replace(run, kernel=kernel or run.kernel, left_out=left_out, drawable=drawable, rerun=rerun, warnings=warned)
+        replace(run, kernel=called or run.kernel, left_out=left_out, drawable=drawable, rerun=rerun, warnings=warned)
     )
 
 
@@ -157,62 +213,6 @@ def _resources(kernel: PtxKernel, made_from: nvrtc.CompilerInput | None, arch: s
     return figures.registers, figures.shared
 
 
-def _argument(place: int, value: Any) -> Any:
-    """Return an array on the memory of a tensor, a buffer or what DLPack describes; any other argument as it is."""
-    if isinstance(value, np.ndarray | np.generic | bytes | bytearray | int | float | None):
-        return value
-    if isinstance(value, list | tuple):
-        inside = [_argument(place, each) for each in value]
-        return inside if isinstance(value, list) else tuple(inside)
-    torch = arrays.library(value, "torch", "Tensor")
-    if torch is not None:
-        if value.device.type != "cpu":
-            raise ArgumentError(f"argument {place} is a tensor on {value.device}: pass tensor.cpu()")
-        if value.layout != torch.strided:
-            raise ArgumentError(f"argument {place} is a tensor of layout {value.layout}: pass tensor.to_dense()")
-        plain = value.detach()
-        return (plain.view(torch.uint16) if plain.dtype == torch.bfloat16 else plain).numpy()
-    try:
-        if hasattr(value, "__array_interface__"):
-            return np.asarray(value)
-        if hasattr(value, "__dlpack__"):
-            return np.from_dlpack(value)
-        return np.asarray(memoryview(value))
-    except (TypeError, ValueError, BufferError, RuntimeError) as error:
-        if hasattr(value, "__dlpack__"):
-            raise ArgumentError(f"argument {place} cannot be read on the CPU ({error}): pass a NumPy array") from None
-        return value  # a tensor map, or what no kernel takes
-
-
-def _steps(args: Sequence[Any]) -> dict[str, tuple[int, int]]:
-    """Return the strides of the matrices among a kernel's arguments."""
-    arrays = {f"argument {place}": value for place, value in enumerate(args) if isinstance(value, np.ndarray)}
-    return {name: (array.strides[0], array.strides[1]) for name, array in arrays.items() if array.ndim == 2}
-
-
-def _type_error(
-    kernel: Any, args: Any, shared: Any, options: Any, variables: Any, seed: Any, max_steps: Any, seconds: Any
-) -> str:
-    """Return what is wrong with the type of an argument; "" if nothing is."""
-    if not isinstance(kernel, str):
-        return f"kernel={kernel!r}: pass the name of a kernel as a string"
-    if not isinstance(args, list | tuple):
-        return f"args is of type {type(args).__name__}: pass a list of the kernel's arguments, such as [x, y]"
-    if not isinstance(shared, int | np.integer) or shared < 0:
-        return f"shared={shared!r}: pass the bytes of shared memory, a whole number >= 0"
-    if not isinstance(options, list | tuple) or not all(isinstance(option, str) for option in options):
-        return f"options={options!r}: pass a tuple of strings, one for each option, such as ('-DN=4',)"
-    if not isinstance(variables, Mapping | None):
-        return f"variables is of type {type(variables).__name__}: pass a dictionary of arrays, such as {{'table': x}}"
-    if seed is not None and (not isinstance(seed, int | np.integer) or seed < 0):
-        return f"seed={seed!r}: pass a whole number >= 0, or None for ascending order"
-    if not isinstance(max_steps, int | np.integer) or max_steps < 1:
-        return f"max_steps={max_steps!r}: pass a whole number >= 1"
-    if not isinstance(seconds, int | float) or not seconds > 0:
-        return f"seconds={seconds!r}: pass a number > 0, or math.inf for no limit"
-    return ""
-
-
 def read_source(source: str | Path) -> tuple[str, str, Path | None]:
     """Return the text of a source, its name in lines, and the folder of its file."""
     if isinstance(source, Path):
@@ -221,7 +221,7 @@ def read_source(source: str | Path) -> tuple[str, str, Path | None]:
         return source, SOURCE, None
     if hasattr(source, "encode") and source.endswith((".cu", ".ptx", ".cuh")):
         return read_source(Path(source))
-    raise ArgumentError(f"source={source!r}: pass the text of a kernel, or a pathlib.Path of its file")
+    raise ArgumentError(f"source={source!r}: {FORMS}")
 
 
 def _is_ptx(text: str) -> bool:
@@ -304,13 +304,19 @@ def _read_ptx(text: str, kernel: str, arch: str, options: tuple[str, ...]) -> Lo
 def _read(path: Path) -> str:
     """Read a text file; raises ArgumentError if that fails."""
     try:
-        return path.read_text(encoding="utf-8-sig")  # NVRTC reads no byte order mark, which editors of Windows write
+        data = path.read_bytes()
     except OSError as error:
         raise ArgumentError(
             f"source={str(path)!r} cannot be read ({error.strerror}): pass the path of a file"
         ) from None
-    except UnicodeDecodeError:
-        raise ArgumentError(f"source={str(path)!r} is not text in UTF-8: pass a file of CUDA C++ or PTX") from None
+    wide = data.startswith((b"\xff\xfe", b"\xfe\xff"))
+    if (b"\0" in data) != wide or (wide and len(data) % 2):
+        raise ArgumentError(f"source={str(path)!r} is not text: pass a file of CUDA C++ or PTX")
+    try:  # NVRTC reads no byte order mark, which editors of Windows write
+        text = data.decode("utf-16" if wide else "utf-8-sig")
+    except UnicodeDecodeError:  # an older encoding, in comments
+        text = data.decode("latin-1")
+    return text + "\n" * text.rstrip().endswith("\\")  # which NVRTC refuses, and nvcc does not
 
 
 # What NVRTC says about the statement that it adds for the name of a kernel, which nobody wrote.
@@ -332,28 +338,6 @@ def _only(names: list[str], kernel: str) -> str:
     if len(matches) != 1:
         raise ArgumentError(f"kernel {kernel!r}: this PTX has {', '.join(names)}; name one of them")
     return matches[0]
-
-
-def _architecture(arch: Any) -> str:
-    try:
-        return architecture(arch)
-    except (AttributeError, DeviceError) as error:  # not a string, or an unknown name
-        reason = f"; {error}" if isinstance(error, DeviceError) else ""
-        raise ArgumentError(
-            f"arch={arch!r}: pass an architecture from sm_{min(LIMITS)} on, such as 'sm_80' or 'sm_90a', or a card, "
-            f"such as 'rtx3090'{reason}"
-        ) from None
-
-
-def _dims(name: str, value: Sides) -> Dims:
-    sides = tuple(value) if isinstance(value, Sequence) else (value,)
-    try:
-        whole = [int(side) for side in sides]
-    except (TypeError, ValueError, OverflowError):
-        whole = []
-    if not 1 <= len(whole) <= 3 or any(a != b or a < 1 for a, b in zip(whole, sides, strict=True)):
-        raise ArgumentError(f"{name}={value!r}: pass a whole number >= 1, or a tuple of up to three")
-    return three(tuple(whole))
 
 
 def only_kernel(source: str | Path) -> str:

@@ -30,6 +30,7 @@ typedef long long time_t;
 typedef unsigned long pthread_t;
 typedef struct _IO_FILE FILE;
 #define __extension__
+#define register
 #define __asm__ asm
 #define __typeof__(...) decltype(__VA_ARGS__)
 #if __CUDA_ARCH__ >= 900

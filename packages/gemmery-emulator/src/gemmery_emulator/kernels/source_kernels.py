@@ -94,7 +94,7 @@ def names_of(definitions: Iterable[tuple[str, ...]]) -> set[tuple[str, ...]]:
     >>> names_of(declared("__global__ void add(const float* x, float (&y)[4], int n = 3) {}", "add"))
     {('x', '', 'n')}
     """
-    return {tuple(map(_parameter_name, each)) for each in definitions}
+    return {tuple(map(parameter_name, each)) for each in definitions}
 
 
 _DEEP = 24  # constants that name each other
@@ -162,7 +162,7 @@ def _computed(node: ast.expr, values: Mapping[str, str], depth: int) -> Any:
     raise ValueError
 
 
-def _parameter_name(declared: str) -> str:
+def parameter_name(declared: str) -> str:
     """The last word of a parameter's type and name; "" where that may be no name."""
     word = re.fullmatch(r".*[\s*&](\w+)\s*(\[[^\]]*\]\s*)*", declared.partition("=")[0].strip(), re.DOTALL)
     return word[1] if word and "(" not in declared and word[1] not in _OF_TYPES else ""

@@ -100,15 +100,15 @@ def as_json(record: Any) -> str:
     >>> as_json(Diagnosis("cores", "2"))  # doctest: +SKIP
     '{"name": "cores", "value": "2", "ok": true, "advice": ""}'
     """
-    return json.dumps(_plain(record), allow_nan=False)
+    return json.dumps(as_plain(record), allow_nan=False)
 
 
-def _plain(value: Any) -> Any:
-    """Return a value in which dataclasses and named tuples are dictionaries."""
+def as_plain(value: Any) -> Any:
+    """Return a value in which dataclasses and named tuples are dictionaries, and tuples are lists."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {field.name: as_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return {name: _plain(part) for name, part in zip(value._fields, value, strict=True)}
+        return {name: as_plain(part) for name, part in zip(value._fields, value, strict=True)}
     if isinstance(value, dict):
-        return {key: _plain(part) for key, part in value.items()}
-    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
+        return {key: as_plain(part) for key, part in value.items()}
+    return [as_plain(part) for part in value] if isinstance(value, list | tuple) else value

@@ -1,4 +1,4 @@
-"""The commands that are no benchmarks: ladder diff, inspect, doctor, verify, predict, warm, run, and emulate."""
+"""The commands that are no benchmarks: ladder diff, inspect, doctor, verify, predict, warm, emulate, faults, mcp."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from gemmery import dtypes
 from gemmery.errors import ArgumentError, DeviceError, DTypeError
-from gemmery_emulator.kernels import command
+from gemmery_emulator.kernels import command, file_checks
 from gemmery_emulator.pages.writing import HtmlToo, as_json, check_page, check_writable, console, place, write_page
 from gemmery_lab.cli import parser
 from gemmery_lab.cli.parser import Action, As, Json, app, argument, ladder_app, option, texts
@@ -141,6 +141,8 @@ def doctor(
 
 
 app.command(short_help=command.SHORT_HELP, epilog=command.EPILOG)(command.emulate)
+app.command(short_help=file_checks.SHORT_HELP)(file_checks.faults)
+app.command(short_help=file_checks.SERVES)(file_checks.mcp)
 
 
 @app.command(**texts("verify"))

@@ -126,6 +126,9 @@ KNOWN = {
         Device("rtx3070", 86, 46, LIMITS[86], 4 << 20, 1.725, 448.0, tensor_share=0.5),
         Device("rtx3060", 86, 28, LIMITS[86], 3 << 20, 1.777, 360.0, tensor_share=0.5),
         Device("rtx4070", 89, 46, LIMITS[89], 36 << 20, 2.475, 504.0, tensor_share=0.5),
+        Device("rtx4060ti", 89, 34, LIMITS[89], 32 << 20, 2.535, 288.0, tensor_share=0.5),
+        Device("rtx4070ti", 89, 60, LIMITS[89], 48 << 20, 2.61, 504.2, tensor_share=0.5),
+        Device("rtx5070", 120, 48, LIMITS[120], 48 << 20, 2.512, 672.0, tensor_share=0.5),
         Device("rtx4060", 89, 24, LIMITS[89], 24 << 20, 2.46, 272.0, tensor_share=0.5),
         Device("rtx5080", 120, 84, LIMITS[120], 64 << 20, 2.617, 960.0, tensor_share=0.5),
     )

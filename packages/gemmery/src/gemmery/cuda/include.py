@@ -44,12 +44,13 @@ def folders() -> tuple[str, ...]:
 
 @lru_cache
 def wheel(header: str) -> str:
-    """Return the folder of a header that a wheel brings, of CUTLASS or cuRAND; "" if that wheel is not installed."""
+    """Return the folder of a header of CUTLASS or cuRAND, of a wheel or a toolkit; "" if neither is installed."""
     folders = []
     if header.startswith(("cutlass/", "cute/")) and (spec := find_spec("cutlass_library")):
         folders = [Path(place, "source", "include") for place in spec.submodule_search_locations or ()]
     elif header.startswith("curand") and (spec := find_spec("nvidia")):
         folders = [path for place in spec.submodule_search_locations or () for path in Path(place).glob("*/include")]
+        folders.append(TOOLKIT)
     return next((str(folder) for folder in folders if (folder / header).is_file()), "")
 
 

@@ -60,7 +60,8 @@ BARRIER = 16  # threads a clock; CUDA Programming Guide, "Synchronization Instru
 # peak_wgmma.cu measure the shares of tensor cores, a loop of m8n8k4 `small_f64`; `heat` is from the clocks recorded
 # with the ladder in bf16.
 # Of sm_75: Jia et al., "Dissecting the NVidia Turing T4 GPU via Microbenchmarking", 2019 (arXiv 1903.07486). No such
-# table of sm_86 is known: its multiprocessor is that of sm_89, and its L2 and memory are taken as those of sm_80.
+# table of sm_86 is known: its multiprocessor is that of sm_89, and its L2 and memory are taken as those of sm_80. Of
+# sm_120 the lanes and latencies are taken as those of sm_89; its cards differ in clock, multiprocessors, L2 and memory.
 PIPES: Mapping[int, Pipes] = {
     75: Pipes(64, 64, 64, 64, 2, Latencies(19, 32, 188, 296), 96 << 10),
     80: Pipes(64, 128, 64, 64, 32, Latencies(29, 38, 262, 466), 192 << 10),
@@ -70,6 +71,7 @@ PIPES: Mapping[int, Pipes] = {
         128, 128, 64, 64, 64, Latencies(29, 41, 278, 661), 256 << 10,
         warp_tensor=0.6, small_f64=0.5, tensor=0.907, heat=0.3,
     ),
+    120: Pipes(128, 64, 64, 64, 2, Latencies(30, 43, 273, 542), 128 << 10),
 }  # fmt: skip
 
 # Measured on an H200: outer products of 8 + 8 registers in f32, of 4 + 4 in f64.
@@ -91,7 +93,8 @@ def origin(device: Device) -> str:
     if device.capability == FITTED:
         own = "latencies of L2 and memory, rates of tensor cores and times of launches were measured on an H200"
         return f"Of the constants, {own}; other latencies are published measurements; {sheets}."
-    latencies = "latencies are published measurements" + ", in part of sm_80" * (device.capability == 86)
+    of_others = {86: ", in part of sm_80", 120: " of sm_89, as are its lanes"}
+    latencies = "latencies are published measurements" + of_others.get(device.capability, "")
     return f"No constant was measured on this card: {latencies}; {sheets}; times of launches are an H200's."
 
 

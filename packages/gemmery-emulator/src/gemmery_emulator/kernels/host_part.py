@@ -1,0 +1,254 @@
+"""The host part of a CUDA C++ program: its text for a host compiler, in which a kernel launches itself.
+
+A kernel's body becomes a call that hands its arguments to Python, functions of the device alone are left out, and
+`k<<<grid, block>>>(x)` becomes `(configure(grid, block), k(x))`. So overloads, template arguments and conversions are
+the host compiler's, as they are nvcc's. Lines keep their numbers.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
+from itertools import pairwise
+from pathlib import Path
+
+from gemmery.cuda import include
+from gemmery.errors import CompileError, InstallError
+from gemmery_emulator.kernels.declarations import Declaration, Source, blanked, function_of, marks
+from gemmery_emulator.kernels.device_part import SourceProgram
+from gemmery_emulator.kernels.source_kernels import parameter_name
+
+OTHERS = (".cpp", ".cc", ".cxx", ".c")  # endings of files that have host code alone
+COMPILERS = ("g++", "clang++", "c++")
+# The headers of CUDA that are here, by the file that stands for them.
+HEADERS = {
+    "crt/host_defines.h": "host_defines.h",
+    **dict.fromkeys(("cuda_runtime.h", "vector_functions.h", "cuda.h", "cuda_runtime_api.h"), "runtime.h"),
+    **dict.fromkeys(
+        ("device_launch_parameters.h", "cooperative_groups.h", "mma.h", "cuda_profiler_api.h"), "runtime.h"
+    ),
+    **dict.fromkeys(("builtin_types.h", "driver_types.h", "cuda_pipeline.h", "sm_60_atomic_functions.h"), "runtime.h"),
+    **dict.fromkeys((f"cooperative_groups/{each}.h" for each in ("reduce", "scan", "memcpy_async")), "runtime.h"),
+    **dict.fromkeys(
+        (f"cuda/{each}" for each in ("barrier", "pipeline", "atomic", "annotated_ptr", "ptx")), "runtime.h"
+    ),
+    **dict.fromkeys(("cuda_fp16.h", "cuda_bf16.h"), "half.h"),
+    **dict.fromkeys(("cublas_v2.h", "cublas.h"), "cublas.h"),
+    **dict.fromkeys(("helper_cuda.h", "helper_functions.h", "helper_timer.h", "helper_string.h"), "samples.h"),
+}
+_DEEP = "a/b/c/d/e"  # so that headers of "../.." are in the folder, too
+_LAUNCH = re.compile(r"<<<")
+_CALLED = re.compile(r"[A-Za-z_][\w:]*\s*$")
+_TEMPLATE = re.compile(r"template\s*<(.*?)>\s*(?=__|\w|\[)", re.DOTALL)
+
+
+def host_texts(program: SourceProgram) -> dict[str, str]:
+    """The texts of a program's file and of its own headers for the host's compiler.
+
+    >>> from gemmery_emulator.kernels.device_part import program_of
+    >>> code = "__global__ void k(int* x) { *x = 1; } int main() { k<<<1, dim3(8)>>>(0); }"
+    >>> print(host_texts(program_of(code, "a.cu", (), None, ()))["a.cu"])
+    __global__ void k(int* x) { gemmery::launch("k", "", __PRETTY_FUNCTION__, __LINE__, x); } int main() { \
+(gemmery::configure(1, dim3(8)), k(0)); }
+    """
+    host = marks(program.macros, frozenset({"__host__"}))
+    device = marks(program.macros, frozenset({"__device__"}))
+    texts = {}
+    for file, source in program.sources.items():
+        parts = [part for each in source.declarations for part in _parts(each, program, host, device)]
+        texts[file] = _with_launches(blanked(source, parts))
+    return texts
+
+
+def _parts(
+    each: Declaration, program: SourceProgram, host: frozenset[str], device: frozenset[str], inside: bool = False
+) -> Iterator[tuple[int, int, str]]:
+    """What is replaced in a declaration: the bodies of kernels, and functions of the device alone."""
+    if each.head & program.kernel_marks:
+        if each.body[1]:
+            yield *each.body, _launch(each)
+    elif (
+        each.kind in ("function", "guide") and each.head & device and not each.head & (host | {"constexpr", "virtual"})
+    ):
+        yield each.start, each.stop, ""
+    for member in each.members:
+        yield from _parts(member, program, host, device, True)
+
+
+def _launch(kernel: Declaration) -> str:
+    """The body of a kernel for the host."""
+    function = function_of(kernel.node)
+    declared = function.child_by_field_name("parameters") if function else None
+    names = list[str]()
+    if declared is not None:
+        ends = [it.start_byte for it in declared.children if it.type in ("(", ",", ")")]
+        parts = [kernel.source.words[0][start + 1 : stop].decode().strip() for start, stop in pairwise(ends)]
+        names = [_argument(part) for part in parts if part and part != "void"]
+    called = kernel.title.removesuffix("()")
+    called = f"{kernel.scope}::{called}" if kernel.scope else called
+    template = _TEMPLATE.match(kernel.source.text[kernel.start : kernel.body[0]].lstrip())
+    parameters = _names_of_template(template[1]) if template else []
+    listed = ", ".join([f'"{called}"', f'"{" ".join(parameters)}"', "__PRETTY_FUNCTION__", "__LINE__", *names])
+    return f"{{ gemmery::launch({listed}); }}"
+
+
+def _argument(declared: str) -> str:
+    """A parameter as an argument of another call; a parameter without a name has no use, and no value.
+
+    >>> _argument("const float* x"), _argument("float (*rows)[4]"), _argument("T... rest"), _argument("int")
+    ('x', 'rows', 'rest...', 'gemmery::Unnamed()')
+    """
+    inside = re.search(r"\(\s*[*&]\s*(?:const\s+|__restrict__\s+)?(\w+)", declared)
+    name = inside[1] if inside else parameter_name(declared)
+    return f"{name}{'...' * ('...' in declared)}" if name else "gemmery::Unnamed()"
+
+
+def _names_of_template(text: str) -> list[str]:
+    """The names of a template's parameters.
+
+    >>> _names_of_template("typename T, int N = 4, class... Rest, typename = void")
+    ['T', 'N', 'Rest', '']
+    """
+    depth, parts = 0, [""]
+    for sign in text:
+        depth += {"<": 1, "(": 1, ">": -1, ")": -1}.get(sign, 0)
+        parts = [*parts, ""] if sign == "," and not depth else [*parts[:-1], parts[-1] + sign]
+    words = [re.findall(r"\w+", part.partition("=")[0]) for part in parts]
+    return [each[-1] if len(each) > 1 else "" for each in words]
+
+
+def _with_launches(text: str) -> str:
+    """A text with calls in place of launches, also in macros."""
+    tokens = [(start, stop) for kind, start, stop in Source(text).tokens if kind in ("comment", "text")]
+    done, pieces = 0, list[str]()
+    for match in _LAUNCH.finditer(text):
+        begin = match.start()
+        if begin < done or any(start <= begin < stop for start, stop in tokens):
+            continue
+        name = _beginning(text, begin)
+        stop = text.find(">>>", begin)
+        while stop >= 0 and not (_is_whole(text[begin + 3 : stop]) and re.match(r">>>(?:\s|\\\n)*\(", text[stop:])):
+            stop = text.find(">>>", stop + 1)
+        if name is None or stop < 0:
+            continue
+        opened = text.index("(", stop)
+        closed = _closing(text, opened)
+        if closed < 0:
+            continue
+        called, sides = text[name:begin], text[begin + 3 : stop]
+        pieces += [text[done:name], f"(gemmery::configure({sides}), {called}{text[stop + 3 : closed + 1]})"]
+        done = closed + 1
+    return "".join([*pieces, text[done:]])
+
+
+def _is_whole(text: str) -> bool:
+    return text.count("(") == text.count(")") and text.count("{") == text.count("}")
+
+
+def _beginning(text: str, end: int) -> int | None:
+    """Where the name of a kernel begins that ends at an offset, with its template's arguments."""
+    at = len(text[:end].rstrip(" \t\r\n\\"))
+    if at and text[at - 1] == ">":
+        at = _opening(text, at, "<(", ">)")
+    if at and text[at - 1] == ")":  # of a pointer to a kernel, (*k)
+        return _opening(text, at, "(", ")")
+    name = _CALLED.search(text[:at])
+    return name.start() if name else None
+
+
+def _opening(text: str, end: int, opens: str, closes: str) -> int:
+    """Where the brackets open that close before an offset."""
+    depth = 0
+    for at in range(end - 1, -1, -1):
+        depth += (text[at] in closes) - (text[at] in opens)
+        if depth == 0 or text[at] in ";{}":
+            return at
+    return 0
+
+
+def _closing(text: str, opened: int) -> int:
+    depth = 0
+    for kind, start, _ in Source(text[opened:]).tokens:
+        if kind == "bracket" and text[opened + start] in "()":
+            depth += 1 if text[opened + start] == "(" else -1
+            if depth == 0:
+                return opened + start
+    for at in range(opened, len(text)):  # in a macro
+        depth += {"(": 1, ")": -1}.get(text[at], 0)
+        if depth == 0:
+            return at
+    return -1
+
+
+def compiler() -> str:
+    """The host compiler; raises InstallError if there is none."""
+    path = next((place for name in COMPILERS if (place := shutil.which(name))), "")
+    if not path:
+        raise InstallError(
+            f"running main() needs a compiler of C++ on the PATH ({' or '.join(COMPILERS)}), and there is none: "
+            "install one, or run the kernels alone, without --run"
+        )
+    return path
+
+
+def library(program: SourceProgram, folder: Path | None, options: Sequence[str], into: Path) -> Path:
+    """Compile the host part of a program to a shared library; raises CompileError with the compiler's words."""
+    where = into / _DEEP
+    texts = host_texts(program)
+    for header, stands in HEADERS.items():
+        if header not in texts:
+            path = into / "headers" / header
+            path.parent.mkdir(parents=True, exist_ok=True)
+            text = files(__package__).joinpath("host", stands).read_text(encoding="utf-8")
+            path.write_text(text, encoding="utf-8")
+    for file, text in texts.items():
+        path = where / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    built = into / "program.so"
+    passed = [each for each in options if re.match(r"-[DUI]|-std", each)]
+    searched = [part for path in include.folders() for part in ("-idirafter", path)]
+    beside = ["-I", str(folder)] if folder else []
+    others = [str(Path(each).resolve()) for each in options if each.endswith(OTHERS)]
+    openmp = ["-fopenmp"] if any("<omp.h>" in text for text in texts.values()) else []
+    driver = compiler()
+    # Without this, variables of headers are those of the first program in this process.
+    alone = ["-fno-gnu-unique"] if Path(driver).name == "g++" else []
+    command = [
+        *(
+            driver,
+            *alone,
+            "-shared",
+            "-fPIC",
+            "-O1",
+            "-w",
+            "-fpermissive",
+            "-std=gnu++17",
+            "-D__CUDACC__",
+            "-D__NVCC__",
+        ),
+        *(*passed, "-I", str(where), "-I", str(into / "headers"), *beside, *searched, "-include", "cuda_runtime.h"),
+        *(*openmp, "-x", "c++", program.name, *others, "-o", str(built), "-Wl,--wrap=exit", "-ldl", "-lm", "-lpthread"),
+    ]
+    done = subprocess.run(command, cwd=where, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode:
+        words = done.stderr.replace(str(where) + "/", "").replace(str(into / "headers") + "/", "")
+        raise CompileError(f"the host part of {program.name} does not compile:\n{_shortened(words)}")
+    return built
+
+
+LINES = 24  # of a compiler's words that are shown
+
+
+def _shortened(words: str) -> str:
+    lines = [line for line in words.splitlines() if "In file included" not in line]
+    return "\n".join(lines[:LINES]) + ("\n..." if len(lines) > LINES else "")
+
+
+def build_folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder for one program."""
+    return tempfile.TemporaryDirectory(prefix="gemmery-")

@@ -1,0 +1,423 @@
+"""Run a whole CUDA C++ program, main() too: its host part natively, its kernels on the emulator.
+
+The host part calls one function of Python with a name and whole numbers, here the methods of `Runtime`; a method
+returns a number of a CUDA error, an address or a value. All work is done when a call returns, in the order of calls.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import struct
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import RLock
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+
+from gemmery.cuda import device as cards
+from gemmery.cuda import include
+from gemmery.errors import CompileError, EmulationError
+from gemmery_emulator.arguments import BoundArguments
+from gemmery_emulator.kernels import host_part
+from gemmery_emulator.kernels.blas_calls import BlasCalls
+from gemmery_emulator.kernels.device_heap import DeviceHeap
+from gemmery_emulator.kernels.device_part import program_of
+from gemmery_emulator.kernels.kernel import CompiledKernel, compiled_kernel, read_source, run_launch
+from gemmery_emulator.kernels.kernel_run import KernelRun
+from gemmery_emulator.kernels.launch_checks import architecture
+from gemmery_emulator.kernels.programs import refusal
+from gemmery_emulator.machine import Dims, LaunchConfig
+from gemmery_emulator.ptx import Variable
+from gemmery_emulator.run import EmulatedRun
+
+STOP = -(1 << 62)
+FAULT = 1 << 62  # marks the address of a fault of the host's
+INVALID, NO_MEMORY, CONFIGURATION, SYMBOL, DIRECTION, UNKNOWN = 1, 2, 9, 13, 21, 999  # CUDA's errors
+MEMORY = 8 << 30  # bytes of device memory, whatever the card has
+KINDS = ("host to host", "host to device", "device to host", "device to device", "default")
+
+
+@dataclass(frozen=True)
+class ProgramRun:
+    """What a program did: its exit status, each kernel's launches added up, and what is wrong in its host part."""
+
+    status: int
+    runs: tuple[EmulatedRun, ...]  # one for each kernel
+    launches: dict[str, int]  # by kernel
+    notes: tuple[str, ...] = ()  # faults of the host part
+    seconds: float | None = None  # predicted for all launches on the card that was asked for
+
+
+@dataclass
+class Runtime(BlasCalls):
+    """The state of a program while it runs: memory, variables, and what its launches counted."""
+
+    text: str
+    name: str
+    folder: Path | None
+    arch: str
+    options: tuple[str, ...]
+    card: cards.Device
+    predicting: str = ""
+    check: bool = True
+    heap: DeviceHeap = field(default_factory=lambda: DeviceHeap(MEMORY))
+    variables: dict[str, int] = field(default_factory=dict)  # addresses, by symbol
+    written: dict[str, bytes] = field(default_factory=dict)  # by the host, before the first launch that has them
+    totals: dict[str, EmulatedRun] = field(default_factory=dict)
+    launches: dict[str, int] = field(default_factory=dict)
+    notes: dict[str, None] = field(default_factory=dict)
+    known: dict[tuple[Any, ...], float] = field(default_factory=dict)  # predicted seconds, by launch
+    clock: float = 0.0  # predicted seconds so far
+    error: BaseException | None = None
+    lock: AbstractContextManager[object] = field(default_factory=RLock)
+
+    def call(self, what: bytes, values: Any, count: int) -> int:
+        """Answer a call of the host part; an error of Python's ends the program, and is raised again after it."""
+        try:
+            with self.lock:  # of the host part's threads
+                return int(getattr(self, f"on_{what.decode()}")(*values[:count]))
+        except BaseException as error:  # also KeyboardInterrupt: none may pass through frames of C
+            self.error = error
+            return STOP
+
+    def note(self, line: int, words: str) -> None:
+        """Keep a fault of the host part."""
+        self.notes[f"{self.name}:{line}: {words}" if line else words] = None
+
+    # Memory.
+
+    def on_allocate(self, name: int, line: int, size: int) -> int:
+        """An address on the device, or an error below zero."""
+        allocation = self.heap.allocate(_allocation_name(name, line), size)
+        return allocation.start if allocation else -NO_MEMORY
+
+    def on_managed(self, name: int, line: int, size: int) -> int:
+        """An address on the host of memory that kernels may use, too."""
+        allocation = self.heap.share(_allocation_name(name, line), size)
+        return allocation.address if allocation else -NO_MEMORY
+
+    def on_register(self, address: int, size: int) -> int:
+        """Let kernels use memory of the host's."""
+        return 0 if self.heap.share("memory of the host", size, address) else NO_MEMORY
+
+    def on_release(self, address: int) -> int:
+        """Free an allocation; a null pointer is none."""
+        if not address or self.heap.free(address):
+            return 0
+        self.note(0, f"{self.name}: cudaFree({address:#x}): no allocation begins there, or it is free already")
+        return INVALID
+
+    def on_copy(
+        self, to: int, origin: int, to_pitch: int, from_pitch: int, width: int, rows: int, kind: int, line: int, at: int
+    ) -> int:
+        """Check a copy, and write the addresses of both sides in this process."""
+        places = ctypes.cast(at, ctypes.POINTER(ctypes.c_void_p))
+        if not width or not rows:
+            return 0
+        for index, (address, pitch, is_to) in enumerate(((to, to_pitch, True), (origin, from_pitch, False))):
+            expected = kind in (1, 3) if is_to else kind in (2, 3)
+            size = pitch * (rows - 1) + width
+            place = self._place(address, size, line, "copy to" if is_to else "copy from")
+            if place is None:
+                return INVALID
+            shared = any(address in each for each in self.heap.managed.values())
+            is_device = self.heap.is_device(address)
+            if kind < 4 and is_device != expected and not shared:
+                side = "the device's" if is_device else "the host's"
+                self.note(line, f"a copy from {KINDS[kind]}, but {'to' if is_to else 'from'} {side} memory")
+                return INVALID
+            places[index] = place
+        return 0
+
+    def _place(self, address: int, size: int, line: int, what: str) -> int | None:
+        """The address in this process of bytes of host or device; None, with a note, beyond an allocation."""
+        if not self.heap.is_device(address):
+            return address
+        inside = self.heap.holding(address)
+        if inside is None or address + size > inside.stop:
+            room = f"{inside.stop - address} bytes of {inside.name} are there" if inside else "nothing is there"
+            self.note(line, f"{what} device memory at {address:#x}: {size} bytes, but {room}")
+            return None
+        return int(self.heap.data.ctypes.data) + address
+
+    def on_fill(self, address: int, value: int, pitch: int, width: int, rows: int, line: int) -> int:
+        """Set bytes of host or device memory."""
+        if not width or not rows:
+            return 0
+        place = self._place(address, pitch * (rows - 1) + width, line, "cudaMemset of")
+        if place is None:
+            return INVALID
+        for row in range(rows):
+            ctypes.memset(place + row * pitch, value & 255, width)
+        return 0
+
+    # Variables of the device.
+
+    def on_to_symbol(self, name: int, host: int, whole: int, data: int, size: int, offset: int) -> int:
+        """Copy to a variable: of the text's kernels it may be in any, so it is kept until one has it."""
+        place = self._symbol(name, host, whole)
+        if offset + size > whole:
+            return INVALID
+        source = self._place(data, size, 0, "cudaMemcpyToSymbol from")
+        if source is None:
+            return INVALID
+        ctypes.memmove(int(self.heap.data.ctypes.data) + place + offset, source, size)
+        return 0
+
+    def on_from_symbol(self, name: int, host: int, whole: int, data: int, size: int, offset: int) -> int:
+        """Copy from a variable."""
+        place = self._symbol(name, host, whole)
+        if offset + size > whole:
+            return INVALID
+        to = self._place(data, size, 0, "cudaMemcpyFromSymbol to")
+        if to is None:
+            return INVALID
+        ctypes.memmove(to, int(self.heap.data.ctypes.data) + place + offset, size)
+        return 0
+
+    def on_symbol_address(self, name: int, host: int, whole: int, data: int, _size: int, _offset: int) -> int:
+        """Write a variable's address."""
+        ctypes.c_uint64.from_address(data).value = self._symbol(name, host, whole)
+        return 0
+
+    def _symbol(self, name: int, host: int, size: int) -> int:
+        """The address of a variable, which begins with the value that the host's compiler gives it."""
+        word = re.findall(r"\w+", _text(name).partition("[")[0])[-1]
+        if word not in self.variables:
+            allocation = self.heap.allocate(word, size)
+            if allocation is None:
+                raise MemoryError(f"no device memory is left for the variable {word}")
+            self.variables[word] = allocation.start
+            self.heap.data[allocation.start : allocation.stop] = np.frombuffer(ctypes.string_at(host, size), np.uint8)
+        return self.variables[word]
+
+    def _variables_of(self, compiled: CompiledKernel, called: str) -> dict[int, str]:
+        """Place the variables of a kernel's module that are not yet there; their names by address."""
+        kernel = compiled.program.kernel
+        symbols, fresh = dict[int, str](), dict[str, Variable]()
+        for name, variable in kernel.variables.items():
+            if variable.space not in ("global", "const"):
+                continue
+            key = _plain(name) if re.match(r"[A-Za-z_]\w*$", name) and "unnamed" not in name else f"{called} {name}"
+            key = name if self.variables.get(key) in symbols else key  # of two namespaces
+            if key not in self.variables:
+                allocation = self.heap.allocate(key, variable.size)
+                if allocation is None:
+                    raise MemoryError(f"no device memory is left for the variable {name}")
+                self.variables[key] = allocation.start
+                fresh[name] = variable
+            symbols[self.variables[key]] = name
+        addresses = {name: address for address, name in symbols.items()}
+        for name, variable in fresh.items():
+            place = self.heap.data[addresses[name] : addresses[name] + variable.size]
+            if variable.data:
+                place[:] = np.frombuffer(variable.data, np.uint8)
+            for at, pointed, offset in variable.pointers:
+                if pointed in addresses:
+                    place[at : at + 8] = np.array([addresses[pointed] + offset], np.uint64).view(np.uint8)
+        return symbols
+
+    # Launches.
+
+    def on_launch(
+        self, name: int, parameters: int, pretty: int, line: int, launch: int, at: int, sizes: int, count: int
+    ) -> int:
+        """Run a kernel."""
+        called = _instance(_text(name), _text(parameters).split(" "), _text(pretty))
+        *sides, shared = struct.unpack("9IQ", ctypes.string_at(launch, struct.calcsize("9IQ")))
+        grid, block, cluster = (_three(sides[place : place + 3]) for place in (0, 3, 6))
+        compiled = compiled_kernel(self.text, self.name, self.folder, called, self.arch, self.options)
+        kernel = compiled.program.kernel
+        capability = int(self.arch.removeprefix("sm_").rstrip("af"))
+        needed = _three([*kernel.limits.get("reqnctapercluster", (1,)), 1, 1][:3])
+        config = LaunchConfig(grid, block, b"", shared, cluster if any(cluster) else needed)
+        reason = "" if min(*grid, *block) else f"grid={grid}, block={block}: no side may be 0"
+        if reason := reason or refusal(kernel, config, capability):
+            self.note(line, f"{called}: {reason}")
+            return CONFIGURATION
+        declared = kernel.parameters
+        pointers: Any = (ctypes.c_void_p * len(declared)).from_address(at) if declared else ()
+        lengths = list((ctypes.c_longlong * count).from_address(sizes)) if count else [each.size for each in declared]
+        if len(lengths) != len(declared) or any(
+            size not in (0, each.size) for size, each in zip(lengths, declared, strict=True)
+        ):
+            raise EmulationError(
+                f"{called}: its parameters have {', '.join(map(str, lengths))} bytes on the host and "
+                f"{', '.join(str(each.size) for each in declared)} on the device; pass their members by themselves"
+            )
+        packed = bytearray(max((each.offset + each.size for each in declared), default=0) + 7)
+        for each, pointer, size in zip(declared, pointers, lengths, strict=True):
+            packed[each.offset : each.offset + size] = ctypes.string_at(pointer, size)
+        words = np.frombuffer(packed, np.uint64, len(packed) // 8)
+        packed[: 8 * len(words)] = self.heap.translated(words).tobytes()
+        symbols = self._variables_of(compiled, called)
+        bound = _Binding(self, bytes(packed[: len(packed) - 7]), symbols)
+        self.heap.send()
+        run = run_launch(compiled, config, bound, {self.name: self.text}, called, {}, self.check)
+        self.heap.receive()
+        bound.is_first = False
+        self._add(run, called, (called, grid, block, shared, bytes(packed)))
+        return 0
+
+    def _add(self, run: KernelRun, called: str, key: tuple[Any, ...]) -> None:
+        if self.predicting:
+            if key[:4] not in self.known:
+                self.known[key[:4]] = run.predict(self.predicting).seconds
+            self.clock += self.known[key[:4]]
+        self.launches[called] = self.launches.get(called, 0) + 1
+        self.totals[called] = self.totals[called] + run if called in self.totals else run
+
+    # The device, and time.
+
+    def on_now(self) -> int:
+        """Nanoseconds: predicted ones of the device where a card was asked for, else of this process."""
+        return round(self.clock * 1e9) if self.predicting else perf_counter_ns()
+
+    def on_device_name(self, to: int) -> int:
+        """Write the card's name."""
+        name = f"gemmery's emulator as {self.card.name}".encode()[:255]
+        ctypes.memmove(to, name + b"\0", len(name) + 1)
+        return 0
+
+    def on_property(self, name: int) -> int:
+        """A number of cudaDeviceProp."""
+        card, limits = self.card, self.card.limits
+        clock = round(card.clock * 1e6)
+        numbers = {
+            "free": MEMORY - self.heap.used, "totalGlobalMem": MEMORY, "sharedMemPerBlock": cards.STATIC_SHARED,
+            "regsPerBlock": cards.REGISTERS, "warpSize": cards.WARP, "maxThreadsPerBlock": limits.threads,
+            "clockRate": clock, "totalConstMem": 1 << 16, "major": card.capability // 10,
+            "minor": card.capability % 10, "multiProcessorCount": card.sms, "l2CacheSize": card.l2,
+            "memoryBusWidth": 256, "memoryClockRate": round(card.bandwidth * 1e6 / 64),
+            "maxThreadsPerMultiProcessor": limits.warps_sm * cards.WARP, "maxBlocksPerMultiProcessor": limits.blocks_sm,
+            "sharedMemPerMultiprocessor": limits.shared_sm, "regsPerMultiprocessor": limits.registers_sm,
+            "sharedMemPerBlockOptin": limits.shared, "memPitch": (1 << 31) - 1, "textureAlignment": 512,
+        }  # fmt: skip
+        on = ("concurrentKernels", "managedMemory", "cooperativeLaunch", "unifiedAddressing", "canMapHostMemory")
+        return numbers.get(_text(name), int(_text(name) in on))
+
+    def on_blocks_at_once(self, threads: int, shared: int) -> int:
+        """Blocks of a multiprocessor at once, by threads and shared memory alone."""
+        limits = self.card.limits
+        warps = -(-threads // cards.WARP)
+        by_memory = limits.shared_sm // (shared + 1024) if shared else limits.blocks_sm
+        return max(min(limits.warps_sm // max(warps, 1), limits.blocks_sm, by_memory), 0)
+
+
+class _Binding:
+    """Global memory and parameters of a launch; for a prediction afterwards, on a copy of the memory."""
+
+    def __init__(self, runtime: Runtime, parameters: bytes, symbols: dict[int, str]) -> None:
+        self.runtime, self.parameters, self.symbols, self.is_first = runtime, parameters, symbols, True
+
+    def __call__(self) -> BoundArguments:
+        memory = self.runtime.heap.memory(self.symbols)
+        if not self.is_first:
+            memory.data = memory.data.copy()
+        return BoundArguments(memory, self.parameters, {})
+
+
+def run_program(
+    source: str | Path,
+    arguments: Sequence[str] = (),
+    arch: str = "sm_90",
+    *,
+    options: Sequence[str] = (),
+    card: str = "",
+    check: bool = True,
+) -> ProgramRun:
+    """Compile and run a whole CUDA C++ program without a GPU, with `arguments` for its main().
+
+    The host part is compiled by the host's own compiler of C++ and runs in this process; `options` are those of both
+    compilers (-D, -I), and other files of the host part ("other.cpp"). Times of events are those of
+    this process, or with `card` the predicted times of the launches on that card.
+
+    Raises InstallError without a compiler, CompileError with its words, and the errors of gm.emulate.
+    """
+    arch = architecture(card or arch)
+    text, name, folder = read_source(source)
+    others = tuple(each for each in options if each.endswith(host_part.OTHERS))
+    device_options = tuple(each for each in options if each not in others)
+    program = program_of(text, name, device_options, folder, include.folders())
+    if not re.search(r"\bmain\s*\(", text):
+        raise CompileError(f"{name} has no main(): call its kernels by gm.emulate, or `gemmery emulate` without --run")
+    runtime = Runtime(text, name, folder, arch, device_options, cards.card(card or arch.rstrip("af")), card, check)
+    with host_part.build_folder() as into:
+        try:
+            built = ctypes.CDLL(str(host_part.library(program, folder, options, Path(into))))
+        except OSError as error:
+            what = str(error).rpartition(": ")[2]
+            rest = "other files of the program are given as options, such as --option other.cpp"
+            raise CompileError(f"the host part of {name} does not link: {what}; {rest}") from None
+        called = ctypes.CFUNCTYPE(ctypes.c_longlong, ctypes.c_char_p, ctypes.POINTER(ctypes.c_longlong), ctypes.c_int)
+        answer = called(runtime.call)  # lives until main() has returned
+        words = [name.encode(), *(each.encode() for each in arguments)]
+        passed = (ctypes.c_char_p * (len(words) + 1))(*words, None)
+        fault = ctypes.c_longlong(0)
+        entry = ctypes.cast(built.main, ctypes.c_void_p)
+        status = int(built.gemmery_run(answer, entry, len(words), passed, ctypes.byref(fault)))
+    if runtime.error is not None:
+        raise runtime.error
+    if fault.value & FAULT:
+        runtime.note(0, _fault(runtime, fault.value & ~FAULT))
+    runs = tuple(runtime.totals.values())
+    return ProgramRun(status, runs, runtime.launches, tuple(runtime.notes), runtime.clock if card else None)
+
+
+def _fault(runtime: Runtime, address: int) -> str:
+    """What is said of an access of the host part that ended it."""
+    inside = runtime.heap.holding(address) if runtime.heap.is_device(address) else None
+    where = f"device memory ({inside.name}): copy it to the host first" if inside else "no memory of its own"
+    return f"{runtime.name}: main() ended by an access of the host to address {address:#x}, {where}"
+
+
+def _text(address: int) -> str:
+    return ctypes.string_at(address).decode(errors="replace")
+
+
+def _allocation_name(name: int, line: int) -> str:
+    """The name of an allocation: "d_a (line 12)" of "(void**)&d_a, n * sizeof(float)"."""
+    first = re.sub(r"^\s*\([^()]*\*\s*\)|^\s*(reinterpret_cast|static_cast)\s*<[^>]*>", "", _text(name))
+    words = re.findall(r"[A-Za-z_]\w*", first.partition(",")[0])
+    return f"{words[-1] if words else 'memory'} (line {line})"
+
+
+def _plain(symbol: str) -> str:
+    """The last name in a symbol of a variable: "table" of "_ZN3lab5tableE"."""
+    piece, at = symbol, re.match(r"_Z(?:N|L|NL)?", symbol)
+    if at is None:
+        return symbol
+    rest = symbol[at.end() :]
+    while match := re.match(r"L?(\d+)", rest):
+        size = int(match[1])
+        piece, rest = rest[match.end() : match.end() + size], rest[match.end() + size :]
+    return piece if rest in ("", "E") and not symbol.startswith("_ZN4cuda") else symbol
+
+
+def _three(sides: Sequence[int]) -> Dims:
+    x, y, z = sides
+    return x, y, z
+
+
+def _instance(name: str, parameters: Sequence[str], pretty: str) -> str:
+    """A kernel's name with the arguments of its template, which a compiler of C++ writes after a function's name.
+
+    >>> _instance("f", ["T", "N"], "void f(T*) [with T = float; int N = 4]")
+    'f<float, 4>'
+    """
+    if not any(parameters):
+        return name
+    inside = pretty[pretty.rindex("[") :].removeprefix("[with ").removeprefix("[").removesuffix("]")
+    values = []
+    for place, parameter in enumerate(parameters, 1):
+        called = rf"\b{parameter}" if parameter else f"<template-parameter-1-{place}>"
+        piece = re.search(rf"(?:^|[;,] )[^;=]*?{called} = (.*?)(?=; |, \w+ = |$)", inside)
+        if not piece or "lambda" in piece[1]:
+            raise EmulationError(f"{pretty}: an argument of the template has no name that another compiler knows")
+        values.append(piece[1].removeprefix("{").removesuffix("}"))
+    return f"{name}<{', '.join(value for value in values if value)}>"

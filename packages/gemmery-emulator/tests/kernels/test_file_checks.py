@@ -1,0 +1,84 @@
+"""Checks of files for faults: launches in comments, programs, kernels alone; the hook's and the action's own files."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from gemmery.errors import ArgumentError
+from gemmery_emulator.kernels.file_checks import faults, faults_of, launches_of
+
+ROOT = Path(__file__).parents[4]
+RACE = """__global__ void f(float* x) {
+  __shared__ float s[64];
+  s[threadIdx.x] = x[threadIdx.x];
+  x[threadIdx.x] = s[63 - threadIdx.x];
+}
+"""
+LAUNCH = "// gemmery: --grid 1 --block=64 --arg f32[64]=arange\n"
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text):
+        path = tmp_path / "k.cu"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        (LAUNCH + RACE, [5]),
+        (LAUNCH.replace("64]", "32]") + RACE, [4, 5, 5]),
+        (LAUNCH + RACE.replace("  x[", "  __syncthreads(); x["), []),
+        (RACE, []),  # nothing says how it is launched
+        (RACE.replace("s[63", "t[63"), [4]),
+        (RACE + "int main() { float* x; cudaMalloc(&x, 256); f<<<1, 64>>>(x); }", [4]),
+        (RACE.replace("  x[", "  __syncthreads(); x[") + "int main() { return 3; }", [0]),
+        ("#define N 3\nint main() { return N; }", []),  # no kernel
+        (
+            "/* gemmery: -k g<2> -a 3 */\ntemplate <int N> __global__ void g(int n) { n == N ? __trap() : void(); }",
+            [],
+        ),
+        ("// gemmery: -k g\n__global__ void g(int n) {}", [0]),
+        ("// gemmery: --blocks 4\n__global__ void g() {}", [0]),
+        (LAUNCH + LAUNCH + RACE, [6, 6]),
+    ],
+)
+def test_faults_of_a_file(file, text, lines):
+    path = file(text)
+    found = list(faults_of(path))
+    assert sorted(each.line for each in found) == lines, [str(each) for each in found]
+    assert faults([path])() == bool(lines)
+
+
+def test_the_forms_of_a_fault(file, capsys):
+    path = file(LAUNCH + RACE)
+    assert faults([path], github=True)() == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"::error file={path},line=5::k.cu:5: race: thread 0")
+    assert lines[1] == "1 fault in 1 file"
+    with pytest.raises(ArgumentError, match=r"x\.cu: there is no such file"):
+        faults([Path("x.cu")])
+
+
+@pytest.mark.parametrize("text", ["// gemmery: --grid", "// gemmery: 4 5", "// gemmery: --seed 3"])
+def test_launches_that_are_refused(text):
+    with pytest.raises(ArgumentError, match="gemmery: "):
+        launches_of(text)
+
+
+def test_what_the_hook_installs():
+    """A hook installs the package without extras: it names those of the extra `cuda`, and of `lab`, which that has."""
+    hook = (ROOT / ".pre-commit-hooks.yaml").read_text()
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = set(re.findall(r"^    - (\S+)$", hook, re.MULTILINE))
+    assert named == {*extras["lab"], *extras["cuda"]} - {"gemmery[lab]"}
+    action = (ROOT / ".github" / "actions" / "faults" / "action.yml").read_text()
+    assert "gemmery faults --github -- " in action

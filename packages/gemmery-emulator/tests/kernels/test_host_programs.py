@@ -1,0 +1,342 @@
+"""Whole programs on the emulator: main() with allocations, copies, launches, cuBLAS, faults of the host, refusals."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gemmery.errors import ArgumentError, CompileError, InstallError
+from gemmery_emulator.kernels import host_part, host_runtime
+from gemmery_emulator.kernels.command import emulate
+from gemmery_emulator.kernels.device_heap import DeviceHeap
+from gemmery_emulator.kernels.device_part import program_of
+from gemmery_emulator.kernels.host_part import host_texts
+
+pytestmark = [
+    pytest.mark.compiler,
+    pytest.mark.skipif(not any(map(host_part.shutil.which, host_part.COMPILERS)), reason="there is no C++ compiler"),
+]
+HEAD = """
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+#include <cuda_runtime.h>
+#define CHECK(x) { cudaError_t e = (x); if (e) { printf("%s at %d\\n", cudaGetErrorString(e), __LINE__); exit(7); } }
+"""
+
+
+def run(body, *words, capfd=None, **options):
+    """Run a program; returns its run and what it printed."""
+    program = host_runtime.run_program(f"{HEAD}{body}", words, **options)
+    return program, capfd.readouterr().out if capfd else ""
+
+
+def test_a_program(capfd):
+    program, out = run(
+        """
+        __constant__ float factor[2];
+        __device__ int calls = 5;
+        __device__ float twice(float x) { return 2 * x; }
+        template <typename T, int N> __global__ void scale(T* x, int n) {
+          int i = blockIdx.x * blockDim.x + threadIdx.x;
+          if (i < n) x[i] = twice(x[i]) * N * factor[0];
+          if (i == 0) printf("call %d\\n", ++calls);
+        }
+        namespace lab { __global__ void add(const float* a, const float* b, float* c, int n) {
+          int i = blockIdx.x * blockDim.x + threadIdx.x;
+          if (i < n) c[i] = a[i] + b[i];
+        } }
+        int main(int argc, char** argv) {
+          const int n = atoi(argv[1]);
+          std::vector<float> a(n), b(n), c(n);
+          for (int i = 0; i < n; i++) a[i] = i, b[i] = 2 * i;
+          float *d_a, *d_b, *d_c;
+          CHECK(cudaMalloc(&d_a, n * sizeof(float)));
+          CHECK(cudaMalloc((void**)&d_b, n * sizeof(float)));
+          CHECK(cudaMalloc(&d_c, n * sizeof(float)));
+          CHECK(cudaMemcpy(d_a, a.data(), n * sizeof(float), cudaMemcpyHostToDevice));
+          cudaStream_t stream;
+          cudaStreamCreate(&stream);
+          CHECK(cudaMemcpyAsync(d_b, b.data(), n * sizeof(float), cudaMemcpyHostToDevice, stream));
+          float f[2] = {0.5f, 1};
+          CHECK(cudaMemcpyToSymbol(factor, f, sizeof f));
+          dim3 block(256), grid((n + block.x - 1) / block.x);
+          lab::add<<<grid, block, 0, stream>>>(d_a, d_b, d_c, n);
+          printf("host\\n");
+          scale<float, 3><<<grid, block>>>(d_c, n);
+          scale<float, 1>
+              <<<(n + 255) / 256, 256>>>(d_c, n);
+          CHECK(cudaDeviceSynchronize());
+          CHECK(cudaMemcpy(c.data(), d_c, n * sizeof(float), cudaMemcpyDeviceToHost));
+          int count;
+          CHECK(cudaMemcpyFromSymbol(&count, calls, sizeof count));
+          for (int i = 0; i < n; i++) if (c[i] != 9 * i) return 3;
+          printf("%s %d\\n", argv[0], count);
+        }""",
+        "1000",
+        capfd=capfd,
+    )
+    assert out == "host\ncall 6\ncall 7\nkernel.cu 7\n"
+    assert (program.status, program.notes) == (0, ())
+    assert program.launches == {"lab::add": 1, "scale<float, 3>": 1, "scale<float, 1>": 1}
+    assert [each.findings for each in program.runs] == [()] * 3
+    assert program.runs[0].flops == 1000
+
+
+@pytest.mark.parametrize(
+    ("body", "words", "status"),
+    [
+        ("float* p; cudaMalloc(&p, 64); k<<<1, 2048>>>(p); CHECK(cudaGetLastError());", "2048 threads|exceeds", 7),
+        ("float* p; cudaMalloc(&p, 64); k<<<0, 32>>>(p); return cudaGetLastError();", "no side may be 0", 9),
+        ("float x[4], *p; cudaMalloc(&p, 8); CHECK(cudaMemcpy(p, x, 16, cudaMemcpyHostToDevice));", "8 bytes of p", 7),
+        ("float x[4], *p; cudaMalloc(&p, 16); CHECK(cudaMemcpy(p, x, 16, cudaMemcpyDeviceToHost));",
+         "device to host, but to the device's", 7),
+        ("float* p; cudaMalloc(&p, 16); cudaFree(p); return cudaFree(p);", "free already", 1),
+        ("float* p; cudaMalloc(&p, 16); p[1] = 3;", r"device memory \(p \(line 7\)\): copy it", 139),
+        ("int* p = 0; cudaError_t e = cudaMalloc(&p, 1ull << 60); return e;", "", 2),
+    ],
+)  # fmt: skip
+def test_faults_of_the_host(body, words, status):
+    program, _ = run(f"__global__ void k(float* x) {{ x[threadIdx.x] = 1; }} int main() {{ {body} }}")
+    assert program.status == status
+    assert len(program.notes) == bool(words)
+    assert all(re.search(words, note) for note in program.notes), program.notes
+
+
+def test_a_finding_names_the_allocation():
+    program, _ = run("""__global__ void k(float* x) { x[threadIdx.x] = 1; }
+    int main() { float *first, *second; cudaMalloc(&first, 4 * 32); cudaMalloc(&second, 64); k<<<1, 32>>>(first);
+      k<<<1, 32>>>(second); }""")
+    (finding,) = program.runs[0].findings
+    assert finding.kind == "out of bounds"
+    assert "of second (line 8)" in str(finding)
+    assert program.launches == {"k": 2}
+
+
+def test_managed_memory_with_pointers_in_it(capfd):
+    program, out = run(
+        """
+        struct Node { int value; Node* next; };
+        __global__ void total(Node* first, int* sum) { for (Node* n = first; n; n = n->next) *sum += n->value++; }
+        int main() {
+          Node* nodes; int* sum;
+          CHECK(cudaMallocManaged(&nodes, 5 * sizeof(Node)));
+          CHECK(cudaMallocManaged((void**)&sum, sizeof(int)));
+          for (int i = 0; i < 5; i++) nodes[i] = {i + 1, i < 4 ? nodes + i + 1 : nullptr};
+          *sum = 100;
+          total<<<1, 1>>>(nodes, sum);
+          CHECK(cudaDeviceSynchronize());
+          for (Node* n = nodes; n; n = n->next) printf("%d ", n->value);
+          printf("%d\\n", *sum);
+          CHECK(cudaFree(nodes));
+        }""",
+        capfd=capfd,
+    )
+    assert out == "2 3 4 5 6 115\n"
+    assert program.runs[0].findings == ()
+
+
+def test_structs_halves_and_calls_by_address(capfd):
+    _, out = run(
+        """
+        #include <cuda_fp16.h>
+        struct Shape { char kind; double size; int3 sides; };
+        __global__ void fill(__half* x, Shape shape, unsigned char step = 2) {
+          x[threadIdx.x] = __float2half(shape.size * shape.sides.z + step * threadIdx.x);
+        }
+        template <class K> void start(K kernel, __half* x, Shape shape) { kernel<<<1, 4>>>(x, shape, 1); }
+        int main() {
+          __half x[4], *d;
+          cudaMalloc(&d, sizeof x);
+          Shape shape = {'a', 0.25, make_int3(1, 2, 3)};
+          start(fill, d, shape);
+          cudaMemcpy(x, d, sizeof x, cudaMemcpyDefault);
+          printf("%g %g\\n", float(x[0]), __half2float(x[3]));
+          unsigned char step = 4;
+          void* args[] = {&d, &shape, &step};
+          CHECK(cudaLaunchKernel((void*)fill, dim3(1), dim3(4), args, 0, 0));
+          cudaMemcpy(x, d, sizeof x, cudaMemcpyDeviceToHost);
+          printf("%g\\n", float(x[3]));
+        }""",
+        capfd=capfd,
+    )
+    assert out == "0.75 3.75\n12.75\n"
+
+
+@pytest.mark.parametrize("letter", ["S", "D"])
+def test_cublas(letter, capfd):
+    rng = np.random.default_rng(0)
+    m, n, k = 5, 4, 3
+    a, b, c = rng.integers(-4, 4, (m, k)), rng.integers(-4, 4, (n, k)), rng.integers(-4, 4, (m, n))
+    listed = [", ".join(map(str, x.T.ravel())) for x in (a, b, c)]
+    kind = {"S": "float", "D": "double"}[letter]
+    program, out = run(
+        f"""
+        #include <cublas_v2.h>
+        int main() {{
+          typedef {kind} T;
+          T a[] = {{ {listed[0]} }}, b[] = {{ {listed[1]} }}, c[] = {{ {listed[2]} }}, dot, alpha = 2, beta = -1;
+          T *d_a, *d_b, *d_c;
+          cudaMalloc(&d_a, sizeof a); cudaMalloc(&d_b, sizeof b); cudaMalloc(&d_c, sizeof c);
+          cublasHandle_t handle;
+          cublasCreate(&handle);
+          cublasSetMatrix({m}, {k}, sizeof(T), a, {m}, d_a, {m});
+          cublasSetMatrix({n}, {k}, sizeof(T), b, {n}, d_b, {n});
+          cudaMemcpy(d_c, c, sizeof c, cudaMemcpyHostToDevice);
+          if (cublas{letter}gemm(handle, CUBLAS_OP_N, CUBLAS_OP_T, {m}, {n}, {k}, &alpha, d_a, {m}, d_b, {n}, &beta,
+                                 d_c, {m})) return 1;
+          cublas{letter}gemv(handle, CUBLAS_OP_T, {m}, {k}, &alpha, d_a, {m}, d_c, 1, &beta, d_b, 2);
+          cublas{letter}dot(handle, {m}, d_a, 1, d_c, 1, &dot);
+          cudaMemcpy(c, d_c, sizeof c, cudaMemcpyDeviceToHost);
+          cudaMemcpy(b, d_b, sizeof b, cudaMemcpyDeviceToHost);
+          for (T x : c) printf("%g ", x);
+          for (T x : b) printf("%g ", x);
+          printf("%g", dot);
+          cublasDestroy(handle);
+        }}""",
+        capfd=capfd,
+    )
+    assert program.status == 0
+    expected = 2 * a @ b.T - c
+    flat = b.T.ravel().copy()
+    flat[: 2 * k : 2] = 2 * a.T @ expected[:, 0] - flat[: 2 * k : 2]
+    assert [int(word) for word in out.split()] == [*expected.T.ravel(), *flat, a[:, 0] @ expected[:, 0]]
+
+
+def test_times_of_a_card_are_predicted(capfd):
+    body = """
+    __global__ void k(float* x) { x[blockIdx.x * blockDim.x + threadIdx.x] += 1; }
+    int main() {
+      float *x, ms; cudaMalloc(&x, 4 << 20);
+      cudaEvent_t begin, end; cudaEventCreate(&begin); cudaEventCreate(&end);
+      cudaEventRecord(begin);
+      for (int i = 0; i < 3; i++) k<<<4096, 256>>>(x);
+      cudaEventRecord(end);
+      cudaEventElapsedTime(&ms, begin, end);
+      cudaDeviceProp p; cudaGetDeviceProperties(&p, 0);
+      printf("%s %d %d %.9f", p.name, p.multiProcessorCount, p.major, ms);
+    }"""
+    program, out = run(body, capfd=capfd, card="a100")
+    assert re.match(r"gemmery's emulator as a100 108 8 ", out)
+    assert abs(float(out.split()[-1]) / 1e3 - program.seconds) <= 1e-9
+    assert 0 < program.seconds < 1e-3
+    assert program.launches == {"k": 3}
+
+
+def test_threads_of_the_host(capfd):
+    _, out = run(
+        """
+        #include <thread>
+        __global__ void k(int* x, int by) { atomicAdd(x, by); }
+        int main() {
+          int *x, sum; cudaMalloc(&x, 4); cudaMemset(x, 0, 4);
+          std::vector<std::thread> all;
+          for (int i = 1; i <= 4; i++) all.emplace_back([=] { int* y; cudaMalloc(&y, i << 20); k<<<1, i>>>(x, i); });
+          for (auto& each : all) each.join();
+          cudaMemcpy(&sum, x, 4, cudaMemcpyDeviceToHost);
+          printf("%d", sum);
+        }""",
+        capfd=capfd,
+    )
+    assert out == "30"
+
+
+def test_parameters_of_many_forms(capfd):
+    _, out = run(
+        """
+        struct Pair { char kind; short values[2]; };
+        template <class... T> __global__ void sum(int* to, T... values) { *to = (values + ... + 0); }
+        __global__ void rows(int (*x)[4], const int, Pair pair, long last = 5) {
+          x[1][threadIdx.x] = pair.values[1] + last;
+        }
+        template <typename = void, int N = 3> __global__ void plain(int* x) { *x = N; }
+        int main() {
+          int *x, y[8];
+          cudaMalloc(&x, sizeof y);
+          cudaMemset(x, 0, sizeof y);
+          rows<<<1, 4>>>((int(*)[4])x, 7, Pair{'a', {1, 2}});
+          sum<<<1, 1>>>(x, 3, 4, short(5));
+          sum<<<1, 1>>>(x + 1);
+          plain<><<<1, 1>>>(x + 2);
+          CHECK(cudaMemcpy(y, x, sizeof y, cudaMemcpyDeviceToHost));
+          for (int each : y) printf("%d ", each);
+        }""",
+        capfd=capfd,
+    )
+    assert out == "12 0 3 0 7 7 7 7 "
+
+
+def test_several_files(tmp_path, capfd):
+    (tmp_path / "kernels.cuh").write_text("#pragma once\n__global__ void k(int* x) { *x = 4; }\n")
+    (tmp_path / "other.cpp").write_text("int three() { return 3; }\n")
+    file = tmp_path / "main.cu"
+    file.write_text(
+        HEAD + '#include "kernels.cuh"\nint three();\n'
+        "int main() { int *x, y; cudaMalloc(&x, 4); k<<<1, 1>>>(x); cudaMemcpy(&y, x, 4, cudaMemcpyDeviceToHost); "
+        'printf("%d", y + three()); }'
+    )
+    with pytest.raises(CompileError, match=r"three.*--option other\.cpp"):
+        host_runtime.run_program(file)
+    host_runtime.run_program(file, options=(str(tmp_path / "other.cpp"),))
+    assert capfd.readouterr().out == "7"
+
+
+def test_refusals(monkeypatch):
+    with pytest.raises(CompileError, match=r"kernel\.cu:8:.*nothing"):
+        run("int main() {\n return nothing; }")
+    with pytest.raises(CompileError, match="no main"):
+        run("__global__ void k() {}")
+    with pytest.raises(CompileError, match="undefined"):  # of a kernel, when it is launched
+        run("__global__ void k(int* x) { *x = nothing; } int main() { k<<<1, 1>>>(0); }")
+    monkeypatch.setattr(host_part.shutil, "which", lambda name: None)
+    with pytest.raises(InstallError, match="compiler of C"):
+        run("int main() {}")
+
+
+def test_launches_in_the_text():
+    text = """
+#define RUN(k) k<<<1, n >> 1>>>(x)
+int main() {
+  a::f<3, int><<<dim3(1, 2), 64>>>(x, g(1));  // h<<<1, 1>>>(x)
+  puts("k<<<1>>>(x)");
+  (*pointer)<<<n, 1>>>(x);
+}"""
+    found = host_texts(program_of(text, "a.cu", (), None, ()))["a.cu"]
+    assert (
+        found
+        == """
+#define RUN(k) (gemmery::configure(1, n >> 1), k(x))
+int main() {
+  (gemmery::configure(dim3(1, 2), 64), a::f<3, int>(x, g(1)));  // h<<<1, 1>>>(x)
+  puts("k<<<1>>>(x)");
+  (gemmery::configure(n, 1), (*pointer)(x));
+}"""
+    )
+
+
+def test_the_heap_uses_what_is_freed_again():
+    heap = DeviceHeap(1 << 22)
+    first, second = heap.allocate("a", 1000), heap.allocate("b", 1000)
+    heap.data[first.start : first.stop] = 7
+    assert heap.free(first.start)
+    assert not heap.free(first.start + 4)
+    third = heap.allocate("c", 900)
+    assert third.start == first.start
+    assert not heap.data[third.start : third.stop].any()
+    assert second.start - third.stop >= 512
+    assert heap.allocate("d", 1 << 23) is None
+    large = heap.allocate("e", 3 << 20)
+    assert heap.holding(large.start + 5) is large
+    assert heap.memory({second.start: "table"}).address("table") == second.start
+
+
+def test_the_command(tmp_path: Path):
+    file = tmp_path / "p.cu"
+    file.write_text("__global__ void k(int* x) { x[threadIdx.x] = 1; }\nint main(int n, char** w) {\n"
+                    "  int* x; cudaMalloc(&x, 128); k<<<1, 32>>>(x); return n; }\n")  # fmt: skip
+    assert emulate(file, run=True, arg=["two", "three"])() == 3
+    with pytest.raises(ArgumentError, match="--grid with --run"):
+        emulate(file, run=True, grid="4")

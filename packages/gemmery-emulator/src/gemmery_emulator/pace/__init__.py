@@ -1,11 +1,8 @@
-"""What the blocks that one multiprocessor runs side by side ask of it, and how long their warps wait.
-
-A `Scoreboard` tells when the registers of a warp are there that never waits for a pipe.
-"""
+"""What the blocks that one multiprocessor runs side by side ask of it, and how long their warps wait."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,76 +12,13 @@ from gemmery import banks
 from gemmery.errors import EmulationError
 from gemmery_emulator.counters import SHARED
 from gemmery_emulator.counters.merging import Merge
-from gemmery_emulator.machine import Access, Machine, Observer
-from gemmery_emulator.op import Flags, Indices
-from gemmery_emulator.pace.demand import KINDS, PLACE, WarpDemand, demand_of
-
-Numbered = tuple[int, WarpDemand]  # with the instruction's number
-
-
-class Scoreboard:
-    """Follows one warp, basic block by basic block.
-
-    Instructions begin as soon as their operands are there, because ptxas arranges them so, across forward branches too.
-    They do not move to an earlier turn of a loop, and not across a barrier.
-    """
-
-    def __init__(self, latencies: Mapping[str, float]) -> None:
-        self._latencies = latencies
-        self._ready: dict[str, float] = {}
-        self._now = self._horizon = self._since = self._copies = 0.0
-        self._groups: list[float] = []  # when the copies of each group of cp.async are there
-        self.waits: dict[int, float] = {}  # clocks that the warp waits at an instruction
-
-    def follow(self, demands: Sequence[Numbered], missed: Mapping[int, str], looped: bool) -> bool:
-        """Execute a basic block, and return whether it ends at a barrier.
-
-        `missed` names the cache where the latest access of an instruction ended, if not in L1; `looped` says that the
-        block begins a new turn of a loop.
-        """
-        ready, latencies, barrier = self._ready, self._latencies, False
-        if looped:
-            self._now = self._horizon
-        start, horizon = self._now, self._horizon
-        for index, demand in demands:
-            begin = start
-            for name in demand.reads:
-                there = ready.get(name, 0.0)
-                if there > begin:
-                    begin = there
-            if 0 <= demand.waits < len(self._groups):
-                complete = len(self._groups) - demand.waits
-                begin = start = max(begin, *self._groups[:complete])
-                del self._groups[:complete]
-            end = begin + latencies[missed.get(index, "l1") if demand.latency == "global" else demand.latency]
-            for name in demand.writes:
-                ready[name] = end
-            match demand.role:
-                case "copy":
-                    self._copies = max(self._copies, begin + latencies["l2"])
-                case "commit":
-                    self._groups.append(self._copies)
-                case "barrier":
-                    barrier = True
-                case "branch":
-                    start = max(start, begin)
-            if begin > horizon:
-                self.waits[index] = self.waits.get(index, 0.0) + begin - horizon
-                horizon = begin
-        self._horizon = horizon
-        self._now = horizon + latencies["barrier"] if barrier else start
-        return barrier
-
-    def since_barrier(self) -> float:
-        """Return the clocks since the latest barrier, and begin to count anew."""
-        self._horizon = max(self._horizon, self._now)
-        clocks, self._since = self._horizon - self._since, self._horizon
-        return clocks
-
-    def end(self) -> None:
-        """Wait for all results."""
-        self._horizon = max(self._horizon, max(self._ready.values(), default=0.0))
-
+from gemmery_emulator.hopper.cluster import BARRIER
+from gemmery_emulator.machine import Access, BarrierEvent, CopyEvent, Machine, Observer
+from gemmery_emulator.op import Flags, Indices, Mask
+from gemmery_emulator.pace.clocks import QUARTERS, Asked, Clocks, Rates, Runs, Span
+from gemmery_emulator.pace.demand import KINDS, PLACE, demand_of
+from gemmery_emulator.pace.profile import Numbered, part_of, parted
+from gemmery_emulator.pace.streams import Streams
 
 # Which kinds share a unit. A multiply-add that waits for its operands keeps its issue slot. Shared memory and the L1
 # cache are one memory.
@@ -103,7 +37,10 @@ UNITS: Mapping[str, tuple[str, ...]] = {
     "L2": ("l2", "bulk", "stored", "atomics"),
 }
 _MEMBERS = np.array([[kind in kinds for kind in KINDS] for kinds in UNITS.values()], float)
-_WITHOUT_MEMORY = {"global": 0.0, "l1": 0.0, "l2": 0.0, "barrier": 0.0}
+# Units of which each quarter of a multiprocessor has its own.
+QUARTERED = ("issue", "fma", "integer", "multiply", "f64", "special", "tensor")
+_QUARTERED = frozenset(list(UNITS).index(name) for name in QUARTERED)
+_L2, _TENSOR = list(UNITS).index("L2"), list(UNITS).index("tensor")
 
 
 def shares(clocks: Mapping[str, float]) -> NDArray[np.float64]:
@@ -118,7 +55,7 @@ class Paced:
 
     amounts: NDArray[np.float64]  # (instructions, KINDS), of all blocks together
     waits: NDArray[np.float64]  # clocks that a warp waited at each instruction
-    clocks: float  # until the last block ends, if all blocks wait at the same time
+    clocks: float  # until the last block ends
     busy: float  # clocks of the busiest unit
     blocks: int
     loaded: float  # distinct bytes of global memory
@@ -126,6 +63,7 @@ class Paced:
     barriers: int
     apart: bool  # whether most instructions were of less than half of the warps: warps have roles
     spills: bool
+    spans: tuple[Span, ...] = ()  # what each warp did, if it was asked for
 
 
 class Pace(Observer):
@@ -136,12 +74,14 @@ class Pace(Observer):
     """
 
     def __init__(
-        self, merges: Mapping[int, Merge], clocks: Mapping[str, float], latencies: Mapping[str, float], l1: int
-    ) -> None:
+        self, merges: Mapping[int, Merge], clocks: Mapping[str, float], latencies: Mapping[str, float], l1: int,
+        *, spans: bool = False,
+    ) -> None:  # fmt: skip
         self._merges = merges
         self._shares = shares(clocks)
-        self._latencies = latencies
+        self._rates = Rates(latencies, _QUARTERED, _L2, clocks["bulk"])
         self._capacity = l1 // banks.SECTOR
+        self._with_spans = spans
 
     def start(self, machine: Machine) -> None:
         demands = [demand_of(each) for each in machine.kernel.instructions]
@@ -151,32 +91,32 @@ class Pace(Observer):
         self._demands = demands
         self._apart = machine.launch.together  # the blocks of a cluster are on as many multiprocessors
         self._amounts = np.zeros((len(demands), len(KINDS)))
-        self._recent = np.zeros(len(KINDS))  # since the latest barrier
         sectors = machine.memory.data.size // banks.SECTOR + 1
         self._used = np.zeros(sectors, np.int64)  # by sector, when it was last loaded
         self._loaded, self._written = (np.zeros(sectors, np.bool_) for _ in range(2))
         self._bulk = 0.0
         self._time = self._capacity + 1  # in sectors loaded
         self._missed: dict[int, str] = {}
-        self._pending: tuple[int, int] | None = None
-        self._boards = Scoreboard(self._latencies), Scoreboard({**self._latencies, **_WITHOUT_MEMORY})
-        self._latest, self._barriers, self._clocks = -1, 0, 0.0
+        self._asked = np.zeros(len(KINDS))  # by the accesses of the latest basic block
+        self._pending: tuple[int, int, list[int]] | None = None
+        self._streams = Streams(machine, self._rates.latencies)
         self._executed = self._together = 0
+        self._barriers = 0
         self._spills = False
-        self._blocks: dict[tuple[int, int], tuple[NDArray[np.float64], list[Numbered]]] = {}
+        self._blocks: dict[tuple[int, int], list[Numbered]] = {}
+        self._runs: dict[tuple[object, ...], tuple[Runs, ...]] = {}
         self._served: dict[tuple[int, int, int], int] = {}
 
     def executed(self, machine: Machine, first: int, last: int, warps: int, threads: int) -> None:
         self._follow()
-        whole, demands = self._block(first, last)
+        demands = self._block(first, last)
         for index, demand in demands:
             for place, amount in demand.amounts:
                 self._amounts[index, place] += amount * warps
-        self._recent += whole * warps
         self._executed += warps * (last - first)
-        if 2 * warps >= machine.warps:
-            self._together += warps * (last - first)
-            self._pending = first, last
+        self._together += warps * (last - first) * (2 * warps >= machine.warps)
+        some = range(machine.warps) if machine.ran is None else machine.ran.reshape(-1, banks.WARP).any(axis=1).nonzero()[0]
+        self._pending = first, last, list(map(int, some))
         self._missed = {}
 
     def access(self, machine: Machine, event: Access) -> None:
@@ -245,37 +185,78 @@ class Pace(Observer):
 
     def _add(self, index: int, kind: str, amount: float) -> None:
         self._amounts[index, PLACE[kind]] += amount
-        self._recent[PLACE[kind]] += amount
+        if kind != "bulk":  # whose time is that of copies
+            self._asked[PLACE[kind]] += amount
 
-    def _block(self, first: int, last: int) -> tuple[NDArray[np.float64], list[Numbered]]:
+    def _block(self, first: int, last: int) -> list[Numbered]:
         known = self._blocks.get((first, last))
         if known is None:
-            demands = [(index, self._demands[index]) for index in range(first, last)]
-            whole = np.zeros(len(KINDS))
-            for _, demand in demands:
-                for place, amount in demand.amounts:
-                    whole[place] += amount
-            known = self._blocks[first, last] = whole, demands
+            known = self._blocks[first, last] = [(index, self._demands[index]) for index in range(first, last)]
         return known
 
     def _follow(self) -> None:
-        """Let the warp execute the latest basic block, whose accesses are known by now."""
-        if self._pending is None:
-            return
-        (first, last), self._pending = self._pending, None
-        looped, self._latest = first <= self._latest, first
-        demands = self._block(first, last)[1]
-        barriers = [board.follow(demands, self._missed, looped) for board in self._boards]
-        if any(barriers):
-            self._barriers += 1
-            self._close()
+        """Let the warps execute the latest basic block, whose accesses are known by now."""
+        if self._pending is not None:
+            (first, last, warps), self._pending = self._pending, None
+            asked = self._asks(self._shares @ (self._asked / max(len(warps), 1)))
+            self._asked[:] = 0
+            if self._demands[first].role != "phase":  # which stands once, when it passes
+                missed = tuple(sorted(self._missed.items()))
+                before = self._streams.turns(warps, first)
+                for warp, turns in zip(warps, before, strict=True):
+                    self._streams.events[warp].extend(self._runs_of(first, last, missed, asked, turns))
+        self._streams.settle()
 
-    def _close(self) -> None:
-        """A barrier, or the end: blocks that begin together and get equal shares wait at the same time."""
-        waiting, computing = (board.since_barrier() for board in self._boards)
-        busy = float((self._shares @ self._recent).max()) / self._apart
-        self._clocks += max(busy, computing) + waiting - computing
-        self._recent[:] = 0
+    def _runs_of(
+        self, first: int, last: int, missed: tuple[tuple[int, str], ...], asked: Asked, turns: bool
+    ) -> tuple[Runs, ...]:
+        key = first, last, missed, asked, turns
+        known = self._runs.get(key)
+        if known is None:
+            bare = key[:3]
+            parts = self._runs.get(bare)
+            if parts is None:
+                each = parted(self._block(first, last))
+                parts = self._runs[bare] = tuple(self._plain(part, dict(missed)) for part in each)
+            head = replace(parts[0], asks=asked, turns=turns)
+            known = self._runs[key] = (head, *parts[1:])
+        return known
+
+    def _plain(self, demands: tuple[Numbered, ...], missed: Mapping[int, str]) -> Runs:
+        amounts, tensor = np.zeros(len(KINDS)), np.zeros(len(KINDS))
+        for _, demand in demands:
+            for place, amount in demand.amounts:
+                (tensor if demand.role == "wgmma" and place != PLACE["issue"] else amounts)[place] += amount
+        roles = {demand.role for _, demand in demands}
+        commits = tuple(of for of in ("wgmma", "bulk", "copy") if f"{of}_commit" in roles)
+        products = float((self._shares @ tensor)[_TENSOR]) * QUARTERS
+        part = part_of(demands, self._rates.latencies, missed)
+        return Runs(part, self._asks(self._shares @ amounts), (), products, "copy" in roles, commits, False)
+
+    @staticmethod
+    def _asks(clocks: NDArray[np.float64]) -> Asked:
+        """The clocks of units that a warp asks for; of a quarter's own, its warps alone."""
+        times = ((unit, float(each)) for unit, each in enumerate(clocks) if each)
+        return tuple((unit, each * QUARTERS if unit in _QUARTERED else each) for unit, each in times)
+
+    def barrier(self, machine: Machine, index: int, barrier: int, mask: Mask) -> None:
+        if barrier >= 0:
+            self._barriers += 1
+            self._streams.barrier(machine, index, barrier, mask)
+
+    def mbarrier(self, machine: Machine, event: BarrierEvent) -> None:
+        self._streams.mbarrier(event)
+
+    def ordered(self, machine: Machine, index: int, threads: Indices, addresses: Indices, acquired: bool) -> None:
+        if len(addresses) and addresses[0] == BARRIER:
+            self._streams.cluster(machine, index, acquired)
+
+    def copied(self, machine: Machine, event: CopyEvent) -> None:
+        self._streams.copied(event)
+
+    def bulk(self, machine: Machine, index: int, threads: Indices, addresses: Indices, what: str) -> None:
+        if what == "reads" and "bulk_group" in machine.kernel.instructions[index].opcode.modifiers:
+            self._streams.stored(index, threads, addresses)
 
     def deadlock(self, machine: Machine, index: int, mask: Flags, members: NDArray[np.uint32] | None) -> None:
         line = machine.kernel.instructions[index].line
@@ -283,16 +264,17 @@ class Pace(Observer):
 
     def finish(self, machine: Machine) -> None:
         self._follow()
-        for board in self._boards:
-            board.end()
-        self._close()
+        each = machine.warps // machine.blocks
+        clocks = Clocks(
+            self._streams.events, each, self._rates, len(UNITS), self._apart > 1, spans=self._with_spans
+        ).run()
         waits = np.zeros(len(self._amounts))
-        for index, clocks in self._boards[0].waits.items():
-            waits[index] = clocks
+        for index, waited in clocks.waits.items():
+            waits[index] = waited
         self.paced = Paced(
             amounts=self._amounts / self._apart,
             waits=waits,
-            clocks=self._clocks,
+            clocks=clocks.clocks,
             busy=float((self._shares @ self._amounts.sum(axis=0)).max()) / self._apart,
             blocks=machine.blocks // self._apart,
             loaded=(float(np.count_nonzero(self._loaded)) * banks.SECTOR + self._bulk) / self._apart,
@@ -300,6 +282,7 @@ class Pace(Observer):
             barriers=self._barriers,
             apart=2 * self._together < self._executed,
             spills=self._spills,
+            spans=clocks.spans,
         )
 
 

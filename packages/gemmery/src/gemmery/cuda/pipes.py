@@ -24,6 +24,11 @@ class Latencies:
     special: float = 20
     tensor: float = 33
     barrier: float = 20
+    mbarrier: float = 30  # from an arrival until a warp that waits goes on
+    cluster: float = 200
+    bulk: float = 650  # of a bulk copy, until its bytes arrive
+    bulk_store: float = 400  # until one has read shared memory
+    wgmma: float = 40  # from a product's last operation until its sums are there
 
     @property
     def by_kind(self) -> dict[str, float]:

@@ -27,7 +27,7 @@ from gemmery_emulator.run import EmulatedRun
 
 FEW_WARPS = 12  # of a multiprocessor; below it instructions of a warp that depend on each other are not hidden
 TENSOR = ("tensor", "tensor_tf32", "tensor_8")  # kinds of instructions of tensor cores
-MANY = 4  # rounds of blocks from which on a multiprocessor begins a block whenever another ends
+ROUNDS = 3  # of blocks that are followed; the later ones take as long as the last of them
 UNKNOWN = 64  # registers of a thread of a kernel that is PTX
 LEAST_L1 = 16 << 10  # bytes that shared memory leaves
 RESERVED = 1024  # bytes of shared memory of each block that the system takes
@@ -102,18 +102,14 @@ def predict_launch(
     clocks = clocks_of(device, pipes)
     by_unit = shares(clocks)
     units = by_unit @ amounts.sum(axis=0)  # clocks of one block
-    idle = [max(sample.clocks - sample.busy, 0.0) for sample in (first, last)]  # clocks in which all blocks wait
-    waits = max(float(idle[0] * (1 - beyond) + idle[1] * beyond), 0.0)
     each = -(-shape.blocks // device.sms)  # blocks of the busiest multiprocessor
-    if running > 2 and last.barriers and each > running:  # blocks of later rounds begin at other times
-        waits *= 2 / running
+    rounds = max(each / shape.resident, 1.0)
+    simulated = max(first.clocks(rounds) * (1 - beyond) + last.clocks(rounds) * beyond, 0.0)
 
     def seconds(clocks: float) -> float:
         """The time of all blocks of a multiprocessor, of which one takes so many clocks of a unit."""
         return clocks * each / (device.clock * 1e9)
 
-    rounds = each / shape.resident if each >= MANY * shape.resident else -(-each // shape.resident)
-    waiting = waits * rounds / (device.clock * 1e9)
     moved = sum(
         min((start + (end - start) * beyond) / running * shape.blocks, shape.bytes)
         for start, end in ((first.loaded, last.loaded), (first.written, last.written))
@@ -123,6 +119,7 @@ def predict_launch(
     kinds = amounts.sum(axis=0)
     tensor = (float(kinds[KINDS.index(name)]) * clocks[name] * pipes.tensor for name in TENSOR)  # at their peak
     cooled = pipes.heat * seconds(sum(tensor))
+    waiting = max(simulated / (device.clock * 1e9) - terms[longest], 0.0)
     memory = moved / (device.bandwidth * 1e9 * USABLE)
     launch = NEXT if follows else LAUNCH
     total = launch + max(terms[longest] + cooled + waiting, memory)
@@ -228,7 +225,8 @@ class SampledLaunch:
         Raises EmulationError for blocks that wait for others.
         """
         cache = max(LEAST_L1, pipes.l1 - shape.resident * (self.shared + RESERVED))
-        pace = Pace(self.program.merges, clocks_of(device, pipes), pipes.latencies.by_kind, cache)
+        rounds = min(ROUNDS, -(-shape.blocks // (device.sms * shape.resident)))
+        pace = Pace(self.program.merges, clocks_of(device, pipes), pipes.latencies.by_kind, cache, rounds=rounds)
         numbers = _numbers(self.launch, shape, device.sms)
         with np.errstate(all="ignore"):
             LockStep(self.program, self.launch, memory, numbers, (pace,), max_steps=self.max_steps).run()

@@ -55,7 +55,7 @@ class Paced:
 
     amounts: NDArray[np.float64]  # (instructions, KINDS), of all blocks together
     waits: NDArray[np.float64]  # clocks that a warp waited at each instruction
-    clocks: float  # until the last block ends
+    rounds: tuple[float, ...]  # clocks until the last block of each round ends
     busy: float  # clocks of the busiest unit
     blocks: int
     loaded: float  # distinct bytes of global memory
@@ -64,6 +64,11 @@ class Paced:
     apart: bool  # whether most instructions were of less than half of the warps: warps have roles
     spills: bool
     spans: tuple[Span, ...] = ()  # what each warp did, if it was asked for
+
+    def clocks(self, rounds: float) -> float:
+        """The clocks of so many rounds of blocks, which overlap from the second on."""
+        first, last = self.rounds[0], self.rounds[-1]
+        return first + (rounds - 1) * (last - first) / max(len(self.rounds) - 1, 1)
 
 
 class Pace(Observer):
@@ -75,13 +80,13 @@ class Pace(Observer):
 
     def __init__(
         self, merges: Mapping[int, Merge], clocks: Mapping[str, float], latencies: Mapping[str, float], l1: int,
-        *, spans: bool = False,
+        *, rounds: int = 1, spans: bool = False,
     ) -> None:  # fmt: skip
         self._merges = merges
         self._shares = shares(clocks)
         self._rates = Rates(latencies, _QUARTERED, _L2, clocks["bulk"])
         self._capacity = l1 // banks.SECTOR
-        self._with_spans = spans
+        self._of_rounds, self._with_spans = rounds, spans
 
     def start(self, machine: Machine) -> None:
         demands = [demand_of(each) for each in machine.kernel.instructions]
@@ -266,15 +271,16 @@ class Pace(Observer):
         self._follow()
         each = machine.warps // machine.blocks
         clocks = Clocks(
-            self._streams.events, each, self._rates, len(UNITS), self._apart > 1, spans=self._with_spans
-        ).run()
+            self._streams.events, each, self._rates, len(UNITS), self._apart > 1,
+            rounds=self._of_rounds, spans=self._with_spans,
+        ).run()  # fmt: skip
         waits = np.zeros(len(self._amounts))
         for index, waited in clocks.waits.items():
             waits[index] = waited
         self.paced = Paced(
             amounts=self._amounts / self._apart,
             waits=waits,
-            clocks=clocks.clocks,
+            rounds=clocks.rounds,
             busy=float((self._shares @ self._amounts.sum(axis=0)).max()) / self._apart,
             blocks=machine.blocks // self._apart,
             loaded=(float(np.count_nonzero(self._loaded)) * banks.SECTOR + self._bulk) / self._apart,

@@ -90,6 +90,7 @@ class _Warp:
     now: float = 0.0
     horizon: float = 0.0  # when the latest of its instructions has begun
     at: int = 0  # the next of its events
+    round: int = 0  # how many blocks before have ended in its place
     pending: dict[str, float] = field(default_factory=dict)  # registers that are not there
     groups: dict[str, list[float]] = field(default_factory=lambda: {"wgmma": [], "bulk": [], "copy": []})
     under_way: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("wgmma", "bulk", "copy"), 0.0))
@@ -103,8 +104,7 @@ _WORDS = {"wgmma": "waits for products", "bulk": "waits for its stores", "copy":
 class Simulated:
     """The clocks of some blocks that begin together."""
 
-    clocks: float
-    ends: tuple[float, ...]  # of each block
+    rounds: tuple[float, ...]  # when the last block of each round ends
     waits: Mapping[int, float]  # by instruction, clocks that warps waited there, on average
     spans: tuple[Span, ...]  # if they were asked for
 
@@ -113,15 +113,21 @@ class Clocks:
     """Follows the events of all warps of a chunk."""
 
     def __init__(
-        self, events: Sequence[Sequence[Event]], each: int, rates: Rates, units: int, apart: bool, *, spans: bool = False
-    ) -> None:
-        """`each` is the number of warps of a block; `apart` says that each block has a multiprocessor of its own."""
+        self, events: Sequence[Sequence[Event]], each: int, rates: Rates, units: int, apart: bool, *,
+        rounds: int = 1, spans: bool = False,
+    ) -> None:  # fmt: skip
+        """`each` is the number of warps of a block; `apart` says that each block has a multiprocessor of its own.
+
+        In the place of a block that ends another one begins, which does the same, until there were so many `rounds`.
+        """
         self._events, self._each, self._rates, self._apart = events, each, rates, apart
         blocks = len(events) // each
         places = blocks if apart else 1
         self._free = [[[0.0] * QUARTERS for _ in range(units)] for _ in range(places)]
         self._tensor = [[0.0] * QUARTERS for _ in range(places)]
         self._fetched = [0.0] * places  # when the last bulk copy of a multiprocessor has left L2
+        self._ends = [[0.0] * rounds for _ in range(blocks)]
+        self._running = [each] * blocks  # warps
         self._missing: dict[Key, int] = {}
         self._there: dict[Key, float] = {}
         self._waiting: dict[Key, list[tuple[_Warp, Awaits]]] = {}
@@ -130,6 +136,7 @@ class Clocks:
                 keys = (event.key,) if isinstance(event, Arrives) else event.keys if isinstance(event, Copies) else ()
                 for key in keys:
                     self._missing[key] = self._missing.get(key, 0) + 1
+        self._missing = {(*key, turn): count for key, count in self._missing.items() for turn in range(rounds)}
         self._warps = [_Warp(number, number // each) for number in range(len(events))]
         self._heap: list[tuple[float, int]] = []
         self._waits: dict[int, float] = {}
@@ -151,12 +158,23 @@ class Clocks:
                 if self._execute(warp, event):
                     heapq.heappush(self._heap, (warp.now, warp.number))
             else:
-                warp.now = max(warp.now, warp.horizon, *warp.pending.values(), *warp.under_way.values())
-        ends = [0.0] * (len(self._warps) // self._each)
-        for warp in self._warps:
-            ends[warp.block] = max(ends[warp.block], warp.now)
+                self._end(warp)
         waits = {index: clocks / len(self._warps) for index, clocks in self._waits.items()}
-        return Simulated(max(ends), tuple(ends), waits, tuple(self._spans or ()))
+        return Simulated(tuple(map(max, zip(*self._ends, strict=True))), waits, tuple(self._spans or ()))
+
+    def _end(self, warp: _Warp) -> None:
+        """A warp has ended; with the last one of a block the next block begins."""
+        now = max(warp.now, warp.horizon, *warp.pending.values(), *warp.under_way.values())
+        ends, block = self._ends[warp.block], warp.block
+        ends[warp.round] = max(ends[warp.round], now)
+        self._running[block] -= 1
+        if self._running[block] or warp.round + 1 == len(ends):
+            return
+        self._running[block] = self._each
+        begin = ends[warp.round] + self._rates.latencies["begin"]
+        for number in range(block * self._each, (block + 1) * self._each):
+            self._warps[number] = _Warp(number, block, begin, begin, round=warp.round + 1)
+            heapq.heappush(self._heap, (begin, number))
 
     def _execute(self, warp: _Warp, event: Event) -> bool:
         """Execute an event; False if the warp waits."""
@@ -167,16 +185,16 @@ class Clocks:
         if isinstance(event, Copies):
             self._copies(warp, event)
         elif isinstance(event, Arrives):
-            self._arrive(event.key, warp.now + event.after)
-        elif self._missing.get(event.key, 0):
-            self._waiting.setdefault(event.key, []).append((warp, event))
+            self._arrive((*event.key, warp.round), warp.now + event.after)
+        elif self._missing.get((*event.key, warp.round), 0):
+            self._waiting.setdefault((*event.key, warp.round), []).append((warp, event))
             return False
         else:
             self._resume(warp, event)
         return True
 
     def _resume(self, warp: _Warp, event: Awaits) -> None:
-        there = self._there.get(event.key, 0.0)
+        there = self._there.get((*event.key, warp.round), 0.0)
         if there > warp.now:
             self._wait(warp, there, event.what, event.index)
             warp.now = there
@@ -211,7 +229,7 @@ class Clocks:
         if self._spans is not None:
             self._spans.append(Span(warp.number, warp.now, lands, "bulk copy", event.index))
         for key in event.keys:
-            self._arrive(key, lands)
+            self._arrive((*key, warp.round), lands)
 
     def _runs(self, warp: _Warp, event: Runs) -> None:
         part, latencies = event.part, self._rates.latencies

@@ -26,6 +26,7 @@ class Latencies:
     barrier: float = 20
     mbarrier: float = 30  # from an arrival until a warp that waits goes on
     cluster: float = 200
+    begin: float = 300  # from the end of a block until the next one's first instruction
     bulk: float = 650  # of a bulk copy, until its bytes arrive
     bulk_store: float = 400  # until one has read shared memory
     wgmma: float = 40  # from a product's last operation until its sums are there

@@ -27,7 +27,7 @@ from gemmery_emulator.run import EmulatedRun
 
 FEW_WARPS = 12  # of a multiprocessor; below it instructions of a warp that depend on each other are not hidden
 TENSOR = ("tensor", "tensor_tf32", "tensor_8")  # kinds of instructions of tensor cores
-ROUNDS = 3  # of blocks that are followed; the later ones take as long as the last of them
+ROUNDS = 2  # of blocks that are followed; the later ones take as long as the last of them
 UNKNOWN = 64  # registers of a thread of a kernel that is PTX
 LEAST_L1 = 16 << 10  # bytes that shared memory leaves
 RESERVED = 1024  # bytes of shared memory of each block that the system takes

@@ -37,9 +37,13 @@ UNITS: Mapping[str, tuple[str, ...]] = {
     "L2": ("l2", "bulk", "stored", "atomics"),
 }
 _MEMBERS = np.array([[kind in kinds for kind in KINDS] for kinds in UNITS.values()], float)
+Missed = tuple[tuple[int, str], ...]  # accesses, with the cache where they ended
+AskedAt = tuple[tuple[int, tuple[tuple[int, float], ...]], ...]  # accesses, with amounts by kind
+
 # Units of which each quarter of a multiprocessor has its own.
 QUARTERED = ("issue", "fma", "integer", "multiply", "f64", "special", "tensor")
 _QUARTERED = frozenset(list(UNITS).index(name) for name in QUARTERED)
+_PARTS = np.where(np.isin(np.arange(len(UNITS)), list(_QUARTERED)), float(QUARTERS), 1.0)
 _L2, _TENSOR = list(UNITS).index("L2"), list(UNITS).index("tensor")
 
 
@@ -102,13 +106,14 @@ class Pace(Observer):
         self._bulk = 0.0
         self._time = self._capacity + 1  # in sectors loaded
         self._missed: dict[int, str] = {}
-        self._asked = np.zeros(len(KINDS))  # by the accesses of the latest basic block
+        self._asked: dict[int, dict[int, float]] = {}  # by access of the latest basic block, amounts by kind
         self._pending: tuple[int, int, list[int]] | None = None
         self._streams = Streams(machine, self._rates.latencies)
         self._executed = self._together = 0
         self._barriers = 0
         self._spills = False
         self._blocks: dict[tuple[int, int], list[Numbered]] = {}
+        self._parts: dict[tuple[int, int, Missed], Runs] = {}
         self._runs: dict[tuple[object, ...], tuple[Runs, ...]] = {}
         self._served: dict[tuple[int, int, int], int] = {}
 
@@ -162,6 +167,7 @@ class Pace(Observer):
             self._add(index, kind, banks.SECTOR * _distinct(sectors))
             self._written[distinct] = True
             return
+        first = not self._loaded[distinct].all()
         self._loaded[distinct] = True
         bypasses = event.kind == "cp.async" and "cg" in machine.kernel.instructions[index].opcode.modifiers
         missing = self._time - self._used[distinct] > self._capacity
@@ -170,7 +176,7 @@ class Pace(Observer):
         self._used[distinct] = self._time
         self._add(index, "l2", misses * banks.SECTOR)
         if misses:
-            self._missed[index] = "l2"
+            self._missed[index] = "memory" if first or self._missed.get(index) == "memory" else "l2"
 
     def _wavefronts(self, machine: Machine, event: Access) -> float:
         """Those of the first block times the number of blocks, which are alike in shared memory."""
@@ -191,7 +197,8 @@ class Pace(Observer):
     def _add(self, index: int, kind: str, amount: float) -> None:
         self._amounts[index, PLACE[kind]] += amount
         if kind != "bulk":  # whose time is that of copies
-            self._asked[PLACE[kind]] += amount
+            asked = self._asked.setdefault(index, {})
+            asked[PLACE[kind]] = asked.get(PLACE[kind], 0.0) + amount
 
     def _block(self, first: int, last: int) -> list[Numbered]:
         known = self._blocks.get((first, last))
@@ -203,29 +210,45 @@ class Pace(Observer):
         """Let the warps execute the latest basic block, whose accesses are known by now."""
         if self._pending is not None:
             (first, last, warps), self._pending = self._pending, None
-            asked = self._asks(self._shares @ (self._asked / max(len(warps), 1)))
-            self._asked[:] = 0
+            asked = tuple(
+                (index, tuple((place, amount / len(warps)) for place, amount in sorted(kinds.items())))
+                for index, kinds in sorted(self._asked.items())
+            )
+            self._asked.clear()
             if self._demands[first].role != "phase":  # which stands once, when it passes
-                missed = tuple(sorted(self._missed.items()))
-                before = self._streams.turns(warps, first)
-                for warp, turns in zip(warps, before, strict=True):
-                    self._streams.events[warp].extend(self._runs_of(first, last, missed, asked, turns))
+                what = first, last, tuple(sorted(self._missed.items())), asked
+                for warp, turns in zip(warps, self._streams.turns(warps, first), strict=True):
+                    self._streams.events[warp].extend(self._runs_of(*what, turns))
         self._streams.settle()
 
-    def _runs_of(
-        self, first: int, last: int, missed: tuple[tuple[int, str], ...], asked: Asked, turns: bool
-    ) -> tuple[Runs, ...]:
+    def _runs_of(self, first: int, last: int, missed: Missed, asked: AskedAt, turns: bool) -> tuple[Runs, ...]:
         key = first, last, missed, asked, turns
         known = self._runs.get(key)
         if known is None:
-            bare = key[:3]
-            parts = self._runs.get(bare)
-            if parts is None:
-                each = parted(self._block(first, last))
-                parts = self._runs[bare] = tuple(self._plain(part, dict(missed)) for part in each)
-            head = replace(parts[0], asks=asked, turns=turns)
-            known = self._runs[key] = (head, *parts[1:])
+            amounts = dict(asked)
+            dynamic = {index: self._clocks_of(each) for index, each in amounts.items()}
+
+            def clocks(each: Numbered) -> float:
+                whole = self._clocks_of(each[1].amounts) if each[1].role != "wgmma" else 0.0
+                return float(np.max(whole + dynamic.get(each[0], 0.0)))
+
+            parts = []
+            for demands in parted(self._block(first, last), clocks):
+                asks = sum((dynamic[index] for index, _ in demands if index in dynamic), np.zeros(len(UNITS)))
+                part = self._parts.get((demands[0][0], demands[-1][0], missed))
+                if part is None:
+                    part = self._plain(demands, dict(missed))
+                    self._parts[demands[0][0], demands[-1][0], missed] = part
+                parts.append(replace(part, asks=self._asks(asks), turns=turns and not parts))
+            known = self._runs[key] = tuple(parts)
         return known
+
+    def _clocks_of(self, amounts: tuple[tuple[int, float], ...]) -> NDArray[np.float64]:
+        """The clocks of each unit for some amounts, by kind."""
+        clocks = np.zeros(len(UNITS))
+        for place, amount in amounts:
+            clocks += self._shares[:, place] * amount
+        return clocks * _PARTS
 
     def _plain(self, demands: tuple[Numbered, ...], missed: Mapping[int, str]) -> Runs:
         amounts, tensor = np.zeros(len(KINDS)), np.zeros(len(KINDS))
@@ -236,13 +259,12 @@ class Pace(Observer):
         commits = tuple(of for of in ("wgmma", "bulk", "copy") if f"{of}_commit" in roles)
         products = float((self._shares @ tensor)[_TENSOR]) * QUARTERS
         part = part_of(demands, self._rates.latencies, missed)
-        return Runs(part, self._asks(self._shares @ amounts), (), products, "copy" in roles, commits, False)
+        return Runs(part, self._asks(self._shares @ amounts * _PARTS), (), products, "copy" in roles, commits, False)
 
     @staticmethod
     def _asks(clocks: NDArray[np.float64]) -> Asked:
         """The clocks of units that a warp asks for; of a quarter's own, its warps alone."""
-        times = ((unit, float(each)) for unit, each in enumerate(clocks) if each)
-        return tuple((unit, each * QUARTERS if unit in _QUARTERED else each) for unit, each in times)
+        return tuple((unit, float(each)) for unit, each in enumerate(clocks) if each)
 
     def barrier(self, machine: Machine, index: int, barrier: int, mask: Mask) -> None:
         if barrier >= 0:

@@ -260,40 +260,54 @@ class Clocks:
         if last > start + part.begins:
             first = part.demands[0][0]
             self._waits[first] = self._waits.get(first, 0.0) + last - start - part.begins
-        served = self._serve(warp, event, start)
+        served, delay = self._serve(warp, event, start)
+        last = max(last, start + delay + part.begins)
         warp.now, warp.horizon = served, max(warp.horizon, last)
         for name, own in part.writes.items():
-            if start + own > served:
-                warp.pending[name] = start + own
+            if start + delay + own > served:
+                warp.pending[name] = start + delay + own
         for name, there in late:
             for written, path in part.paths(name).writes.items():
                 if written in part.writes and there + path > max(served, warp.pending.get(written, 0.0)):
                     warp.pending[written] = there + path
         if event.copies:
-            warp.under_way["copy"] = max(warp.under_way["copy"], served + latencies["l2"])
+            slowest = max((latencies[cache] for cache in part.missed.values()), default=latencies["l2"])
+            warp.under_way["copy"] = max(warp.under_way["copy"], served + slowest)
         for of in event.commits:
             warp.groups[of].append(warp.under_way[of])
         if self._spans is not None:
             self._span(warp, event, start, last)
 
-    def _serve(self, warp: _Warp, event: Runs, start: float) -> float:
-        """Let units serve a part, and return when the last of it has been served; products go on."""
+    def _serve(self, warp: _Warp, event: Runs, start: float) -> tuple[float, float]:
+        """Let units serve a part, and return when the last of it has been served; products go on.
+
+        Also returns how much later than without other warps its results are there: those of memory when it has
+        been served, the others as it is issued.
+        """
         place, quarter = (warp.block if self._apart else 0), warp.number % QUARTERS
-        units, quartered, served = self._free[place], self._rates.quartered, start
-        for asked in (event.units, event.asks):
-            for unit, clocks in asked:
-                free = units[unit]
-                own = quarter if unit in quartered else 0
-                begin = free[own] if free[own] > start else start
-                end = free[own] = begin + clocks
-                if end > served:
-                    served = end
+        units, quartered, served, later = self._free[place], self._rates.quartered, start, start
+        for unit, clocks in event.units:
+            free = units[unit]
+            own = quarter if unit in quartered else 0
+            begin = free[own] if free[own] > start else start
+            end = free[own] = begin + clocks
+            if end > served:
+                served = end
+            if begin > later:
+                later = begin
+        for unit, clocks in event.asks:
+            free = units[unit]
+            begin = free[0] if free[0] > start else start
+            end = free[0] = begin + clocks
+            if end > later:
+                later = end
+        served = max(served, later)
         if event.tensor:
             free = self._tensor[place]
             begin = max(free[quarter], start)
             free[quarter] = begin + event.tensor
             warp.under_way["wgmma"] = max(warp.under_way["wgmma"], free[quarter] + self._rates.latencies["wgmma"])
-        return served
+        return served, later - start
 
     def _span(self, warp: _Warp, event: Runs, start: float, last: float) -> None:
         assert self._spans is not None

@@ -6,12 +6,13 @@ do not move to an earlier turn of a loop, and not across a barrier.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gemmery_emulator.pace.demand import WarpDemand
 
 Numbered = tuple[int, WarpDemand]  # with the instruction's number
+TURN = 32.0  # clocks
 SPLITS = ("wgmma_wait", "bulk_wait", "copy_wait")  # roles of instructions before which a part ends
 
 
@@ -63,14 +64,19 @@ class Part:
         return known
 
 
-def parted(demands: Sequence[Numbered]) -> Iterator[tuple[Numbered, ...]]:
-    """Yield the instructions of a basic block in parts, which begin at what may wait."""
+def parted(demands: Sequence[Numbered], clocks: Callable[[Numbered], float]) -> Iterator[tuple[Numbered, ...]]:
+    """Yield the instructions of a basic block in parts, which begin at what may wait.
+
+    Warps take turns from part to part. A part ends when its instructions ask for TURN `clocks`.
+    """
     part: list[Numbered] = []
+    asked = 0.0
     for each in demands:
-        if each[1].role in SPLITS and part:
+        if part and (each[1].role in SPLITS or asked >= TURN):
             yield tuple(part)
-            part = []
+            part, asked = [], 0.0
         part.append(each)
+        asked += clocks(each)
     if part:
         yield tuple(part)
 

@@ -1,10 +1,10 @@
-"""The commands that are no benchmarks: ladder diff, inspect, doctor, verify, predict, warm, run, and emulate."""
+"""The commands that are no benchmarks: ladder diff, ladder explain, inspect, doctor, verify, predict, warm, run, and emulate."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -42,6 +42,44 @@ def diff(
         show_difference(difference, console())
         if html is not None:
             sys.stdout.write(f"page: {write_page(html, difference_page(difference))}\n")
+        return 0
+
+    return run
+
+
+@ladder_app.command(**texts("explain"))
+def explain(
+    old: Annotated[str, argument("diff.old", show_default=False)],
+    new: Annotated[str, argument("diff.new", show_default=False)],
+    dtype: Annotated[str, option("ladder.dtype")] = "",
+    card: As = "",
+    html: HtmlToo = None,
+) -> Action:
+    """Explain a step of the GPU's ladder: the counters that moved, the predicted time that moved, the lines that changed.
+
+    Both rungs run on the emulator, on a small product; their times are predicted for a large one.
+    """
+    from gemmery_lab import asked
+
+    emulated_as, type_ = asked.emulated_card(card).name, asked.stepped(old, new, dtype)
+    if html is not None:
+        check_page(html, "matplotlib", "jinja2")
+
+    def run() -> int:
+        import gemmery_lab as lab
+        from gemmery.cuda.pipes import predictable
+        from gemmery_lab.report.steps import show_step, step, step_page
+
+        ladder = lab.emulated_ladder([old, new], dtype=type_, device=emulated_as)
+        for each in ladder.rungs:
+            if each.refused:
+                raise ArgumentError(f"rung {each.rung}: {each.refused}; explain another step, or another --dtype")
+        if emulated_as in predictable():
+            ladder = replace(ladder, predicted=lab.predicted_ladder([old, new], dtype=type_, card=emulated_as))
+        explained = step(ladder, old, new)
+        show_step(explained, console())
+        if html is not None:
+            sys.stdout.write(f"page: {write_page(html, step_page(explained))}\n")
         return 0
 
     return run

@@ -33,9 +33,8 @@ class Latencies:
 
     @property
     def by_kind(self) -> dict[str, float]:
-        """The latencies by name; a load that misses L1 takes the mean of L2 and memory."""
-        known = {field.name: float(getattr(self, field.name)) for field in fields(self)}
-        return {**known, "l2": (self.l2 + self.memory) / 2, "none": 0.0}
+        """The latencies by name."""
+        return {**{field.name: float(getattr(self, field.name)) for field in fields(self)}, "none": 0.0}
 
 
 @dataclass(frozen=True)

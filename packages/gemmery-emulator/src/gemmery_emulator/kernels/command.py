@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from gemmery.errors import ArgumentError, CheckError, DeviceError
-from gemmery_emulator.pages.writing import HtmlToo, check_page, console, write_page
+from gemmery_emulator.pages.writing import HtmlToo, check_page, check_trace, console, write_page
 
 if TYPE_CHECKING:
     from gemmery_emulator.kernels.kernel_run import KernelRun
@@ -82,6 +82,10 @@ def emulate(
     line: Annotated[
         str, Option(metavar="FILE:LINE", help="Draw the accesses of this line.", show_default="the costliest")
     ] = "",
+    timeline: Annotated[
+        Path | None,
+        Option(metavar="PATH", help="Write what each warp does on the card, for Perfetto.", show_default=False),
+    ] = None,
     json: Annotated[bool, Option("--json", help="Print JSON; a list with --against.")] = False,
     html: HtmlToo = None,
 ) -> Callable[[], int]:
@@ -107,13 +111,18 @@ def emulate(
         if not path.is_file():
             reason = "it is a folder" if path.is_dir() else "there is no such file"
             raise ArgumentError(f"{path}: {reason}; give the path of a .cu or .ptx file")
+    if timeline is not None and (not card or against is not None):
+        way = "it is of one kernel; leave --against out" if card else "it is that of a card; add --card h200"
+        raise ArgumentError(f"--timeline {timeline}: {way}")
+    if timeline is not None:
+        check_trace(timeline)
     if line and html is None:
         raise ArgumentError(f"--line {line}: the line is drawn on the page; add --html PATH")
     if html is not None:
         check_page(html, "jinja2", "matplotlib")
     options: dict[str, Any] = {**sizes, "shared": shared, "arch": arch, "options": tuple(option or ()), "seed": seed}
     run_each = [partial(_run, path, kernel, arg or [], values, options, expected, tolerance or 0) for path in files]
-    return partial(_emulate, run_each, bool(expected), card, line, json, html)
+    return partial(_emulate, run_each, bool(expected), card, line, json, html, timeline)
 
 
 def _emulate(
@@ -123,6 +132,7 @@ def _emulate(
     line: str,
     json: bool,
     html: Path | None,
+    timeline: Path | None,
 ) -> int:
     from gemmery_emulator.kernels.kernel_run import run_page, summary
     from gemmery_emulator.kernels.terminal_tables import show_prediction, show_run, show_runs
@@ -132,7 +142,9 @@ def _emulate(
     runs = [run for run, _ in outcomes]
     wrong = [complaint for _, complaint in outcomes if complaint]
     predictions = [run.predict(card) for run in runs] if card else []
-    page = run_page(runs[0], runs[1] if len(runs) > 1 else None, line, predictions) if html is not None else ""
+    timelines = [run.timeline(card) for run in runs] if card and (html is not None or timeline is not None) else []
+    others = (runs[1] if len(runs) > 1 else None, line, predictions, timelines)
+    page = run_page(runs[0], *others) if html is not None else ""
     # From here on nothing is refused, so that no output is cut short.
     for place, (run, complaint) in enumerate(outcomes):
         if not json:
@@ -150,6 +162,9 @@ def _emulate(
         show_runs(runs[0], runs[1], console())
     if html is not None:
         (sys.stderr if json else sys.stdout).write(f"page: {write_page(html, page)}\n")
+    if timeline is not None:
+        written = write_page(timeline, timelines[0].trace(), "--timeline")
+        (sys.stderr if json else sys.stdout).write(f"timeline: {written}, for ui.perfetto.dev\n")
     sys.stderr.writelines(f"gemmery: {complaint}\n" for complaint in wrong)
     return 1 if wrong or any(run.findings for run in runs) else 0
 

@@ -22,6 +22,7 @@ from gemmery_emulator.memory import Global
 from gemmery_emulator.op import Indices
 from gemmery_emulator.pace import UNITS, Pace, Paced, shares
 from gemmery_emulator.pace.demand import KINDS
+from gemmery_emulator.pace.timeline import WarpTimeline
 from gemmery_emulator.ptx import Line
 from gemmery_emulator.run import EmulatedRun
 
@@ -165,32 +166,55 @@ def predicted_run(run: EmulatedRun, card: str) -> Prediction:
     and EmulationError where the blocks of one multiprocessor do not run alone, or use tensor memory.
     """
     device, pipes = pipes_of(card)
+    sampled, shape, paced = _sampled(run, device, pipes)
+    prediction = predict_launch(device, pipes, shape, [paced])
+    doubts = prediction.doubts
+    if sampled.assumed:
+        doubts += (f"the registers of a thread: the kernel is PTX, and {UNKNOWN} are assumed",)
+    if orders(sampled.program.kernel).hands_over:
+        doubts += ("blocks that wait for each other in global memory",)
+    warps = shape.resident * -(-shape.threads // WARP)
+    fits = f"{shape.resident} blocks, {warps} warps, on a multiprocessor"
+    fits = fits if sampled.assumed else f"{sampled.registers} registers a thread; {fits}"
+    return replace(prediction, doubts=doubts, fits=fits)
+
+
+def warp_timeline(run: EmulatedRun, card: str) -> WarpTimeline:
+    """Return what each warp does of the blocks with which a multiprocessor of a card begins.
+
+    Raises what `predicted_run` raises.
+    """
+    device, pipes = pipes_of(card)
+    sampled, shape, paced = _sampled(run, device, pipes, spans=True)
+    each = -(-sampled.launch.block_threads // WARP)
+    lines = tuple(map(str, shape.lines))
+    return WarpTimeline(run.kernel, card, device.clock, paced.rounds[0], each, paced.spans, lines)
+
+
+def _sampled(
+    run: EmulatedRun, device: Device, pipes: Pipes, *, spans: bool = False
+) -> tuple[SampledLaunch, LaunchShape, Paced]:
+    """Run the first blocks of a run's launch once more."""
     if run.rerun is None:
         raise EmulationError(f"{run.kernel} cannot run again: predict the time of a run of gm.emulate() itself")
     if orders(run.rerun.program.kernel).tensor_memory:
         raise EmulationError(
-            f"{run.kernel} uses tensor memory (tcgen05), which {card} does not have: times are not predicted for sm_100"
+            f"{run.kernel} uses tensor memory (tcgen05), which {device.name} does not have: times are not predicted "
+            "for sm_100"
         )
     registers, static = run.rerun.resources(device.arch)
     arguments = run.rerun.bind()
     launch = replace(run.launch, parameters=arguments.parameters)
-    sampled = SampledLaunch(run.rerun.program, launch, registers or UNKNOWN, static + launch.shared)
+    sampled = SampledLaunch(
+        run.rerun.program, launch, registers or UNKNOWN, static + launch.shared, assumed=not registers
+    )
     shape = sampled.shape(device, float(sum(each.size for each in arguments.memory.allocations)))
     try:
-        paced = sampled.sample(device, pipes, arguments.memory, shape)
+        return sampled, shape, sampled.sample(device, pipes, arguments.memory, shape, spans=spans)
     except EmulationError as error:
         raise EmulationError(
             f"the time of {run.kernel} cannot be predicted from the blocks of one multiprocessor: {error}"
         ) from None
-    prediction = predict_launch(device, pipes, shape, [paced])
-    doubts = prediction.doubts
-    if not registers:
-        doubts += (f"the registers of a thread: the kernel is PTX, and {UNKNOWN} are assumed",)
-    if orders(run.rerun.program.kernel).hands_over:
-        doubts += ("blocks that wait for each other in global memory",)
-    warps = shape.resident * -(-shape.threads // WARP)
-    fits = f"{shape.resident} blocks, {warps} warps, on a multiprocessor"
-    return replace(prediction, doubts=doubts, fits=f"{registers} registers a thread; {fits}" if registers else fits)
 
 
 @dataclass(frozen=True)
@@ -202,6 +226,7 @@ class SampledLaunch:
     registers: int  # of a thread
     shared: int  # bytes of a block, static and dynamic
     max_steps: int = LIMIT
+    assumed: bool = False  # whether the registers are
 
     def shape(self, device: Device, size: float) -> LaunchShape:
         """Return how the launch fills a device; `size` is the bytes of all arrays.
@@ -219,14 +244,16 @@ class SampledLaunch:
             self.launch.blocks, self.launch.block_threads, full.blocks, self.launch.together, size, lines
         )
 
-    def sample(self, device: Device, pipes: Pipes, memory: Global, shape: LaunchShape) -> Paced:
-        """Run the blocks that one multiprocessor begins with.
+    def sample(
+        self, device: Device, pipes: Pipes, memory: Global, shape: LaunchShape, *, spans: bool = False
+    ) -> Paced:
+        """Run the blocks that one multiprocessor begins with; `spans` keeps what each warp does, of one round.
 
         Raises EmulationError for blocks that wait for others.
         """
         cache = max(LEAST_L1, pipes.l1 - shape.resident * (self.shared + RESERVED))
-        rounds = min(ROUNDS, -(-shape.blocks // (device.sms * shape.resident)))
-        pace = Pace(self.program.merges, clocks_of(device, pipes), pipes.latencies.by_kind, cache, rounds=rounds)
+        rounds = 1 if spans else min(ROUNDS, -(-shape.blocks // (device.sms * shape.resident)))
+        pace = Pace(self.program.merges, clocks_of(device, pipes), pipes.latencies.by_kind, cache, rounds=rounds, spans=spans)
         numbers = _numbers(self.launch, shape, device.sms)
         with np.errstate(all="ignore"):
             LockStep(self.program, self.launch, memory, numbers, (pace,), max_steps=self.max_steps).run()

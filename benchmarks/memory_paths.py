@@ -38,6 +38,18 @@ extern "C" __global__ void read_l2(const Quad* from, long long count, int groups
   }
   if (sum == 12345) to[0] = sum;
 }
+// Warps write 4 bytes a lane: `each` lanes adjacent, the next ones `apart` bytes further; `turns` times.
+extern "C" __global__ void write_l2(char* to, int each, int apart, long long span, int turns) {
+  const long long thread = blockIdx.x * (long long)blockDim.x + threadIdx.x, warp = thread / 32;
+  const int lane = threadIdx.x % 32;
+  const long long threads = (long long)gridDim.x * blockDim.x;
+  long long at = warp * (32 / each) * apart + lane / each * apart + lane % each * 4;
+  for (int turn = 0; turn < turns; ++turn) {
+    at %= span;
+    asm volatile("st.global.u32 [%0], %1;" ::"l"(to + at), "r"(turn) : "memory");
+    at += threads / each * apart;
+  }
+}
 __device__ __forceinline__ void expect(unsigned bar, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
@@ -156,6 +168,23 @@ def reads(module: Any, sms: int, clock: float) -> None:
         sys.stdout.write(f"{blocks} blocks: {8 * MIB * 8 / took / clock:.1f} B/clk each\n")
 
 
+def writes(module: Any, sms: int, clock: float) -> None:
+    """Bytes per clock of all stores to L2 together: of whole lines, of whole sectors, and of parts of sectors."""
+    kernel = module.get_function("write_l2")
+    for mib in (16, 256):
+        memory = cupy.zeros(mib * MIB // 4, cupy.uint32)
+        for each, apart in ((32, 128), (8, 32), (8, 8192), (4, 32), (4, 8192), (1, 32)):
+            turns = 256
+            arguments = (memory, each, apart, memory.nbytes - 64 * apart, turns)
+            took = seconds(lambda arguments=arguments: kernel((2 * sms,), (1024,), arguments), 3)
+            sectors = 2 * sms * 32 * turns * max(32 // each, 4)
+            rate = 2 * sms * 1024 * turns * 4 / took
+            sys.stdout.write(
+                f"{mib} MiB, {4 * each} bytes together, {apart} apart: {rate / clock:.0f} B/clk, "
+                f"{sectors / took / clock:.1f} sectors/clk, {rate / 1e12:.2f} TB/s\n"
+            )
+
+
 def copies(module: Any, sms: int, clock: float) -> None:
     """Latency of a bulk copy, and bytes per clock with several under way, from L2 and from memory."""
     kernel = module.get_function("bulk_copies")
@@ -224,6 +253,7 @@ def main() -> None:
     handshakes(module)
     copies(module, sms, clock)
     reads(module, sms, clock)
+    writes(module, sms, clock)
     launches(module, sms)
 
 

@@ -55,6 +55,7 @@ SMALL = 32  # side for the rung of one block
 ALIGNED = 128  # `Rung.expect` is about sides that are multiples of this, so that all tiles are whole
 SIZE = 4096  # side of the products whose times are predicted, unless sizes are named
 STEP = 256  # elements along k that the longer of two samples has more: a multiple of every tile
+SHORT_STEP = 128  # of kernels that load a tile, wait for it and multiply it, one after the other
 STEP_OF_ROW = 2048  # of a row times a matrix
 SLACK = 1 << 16  # bytes after the workspace
 CHECKOUT = Path(__file__).resolve().parents[4] / "benchmarks" / "results"
@@ -323,7 +324,8 @@ def predicted_rung(
     row = PredictedRung(rung.name, work.m, work.n, work.k, work.precision or work.dtype, rung.explicit(full))
     problem = work.problem._replace(device=device.name)
     try:
-        geometry, (lengths, beyond) = launch_of(rung, problem, full), _lengths(problem)
+        geometry = launch_of(rung, problem, full)
+        lengths, beyond = _lengths(problem, _overlaps(geometry, device))
         every = [list(_samples(problem, geometry, length, device, pipes)) for length in lengths]
         predictions = [
             predict_launch(device, pipes, same[-1][0], [paced for _, paced in same], beyond, follows=place > 0)
@@ -336,9 +338,15 @@ def predicted_rung(
     return replace(row, prediction=reduce(add, predictions), unit=on)
 
 
-def _lengths(problem: Problem) -> tuple[tuple[int, ...], float]:
+def _overlaps(geometry: Geometry, device: Device) -> bool:
+    """Whether a kernel copies tiles ahead, or multiplies on tensor cores: several of its steps make one round."""
+    codes = (nvrtc.ptx(each.source, each.kernel, device.arch).text for each in geometry.launches)
+    return any("cp.async" in code or "mma" in code for code in codes)
+
+
+def _lengths(problem: Problem, overlaps: bool = True) -> tuple[tuple[int, ...], float]:
     """The lengths along k of the samples, and how far the product is beyond the first, in steps to the second."""
-    step = STEP_OF_ROW if problem.m == 1 else STEP
+    step = STEP_OF_ROW if problem.m == 1 else STEP if overlaps else SHORT_STEP
     first = step + problem.k % step
     if problem.k <= first + step:
         return (problem.k,), 0.0

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gemmery import display
 from gemmery.cuda.device import WARP, Device
-from gemmery.cuda.pipes import LAUNCH, NEXT, USABLE, Pipes, clocks_of, pipes_of
+from gemmery.cuda.pipes import LAUNCH, NEXT, OVERLAPPED, USABLE, Pipes, clocks_of, pipes_of
 from gemmery.cuda.roofline import occupancy
 from gemmery.errors import EmulationError
 from gemmery_emulator.findings.orders import orders
@@ -44,6 +44,7 @@ class LaunchShape:
     cluster: int = 1
     bytes: float = float("inf")  # of all arrays
     lines: tuple[Line, ...] = ()  # of each instruction
+    overlaps: bool = False  # whether it lets the next launch begin before it ends
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def predict_launch(
     cooled = pipes.heat * seconds(sum(tensor))
     waiting = max(simulated / (device.clock * 1e9) - terms[longest], 0.0)
     memory = moved / (device.bandwidth * 1e9 * USABLE)
-    launch = NEXT if follows else LAUNCH
+    launch = NEXT if follows else OVERLAPPED if shape.overlaps else LAUNCH
     total = launch + max(terms[longest] + cooled + waiting, memory)
     terms |= {"memory": memory, "waits": waiting, "launch": launch}
     bound = max(terms, key=lambda name: terms[name])
@@ -239,9 +240,12 @@ class SampledLaunch:
                 f"no block fits on a multiprocessor of {device.name}: {self.launch.block_threads} threads of "
                 f"{self.registers} registers, {self.shared} bytes of shared memory; name another card"
             )
-        lines = tuple(each.line for each in self.program.kernel.instructions)
+        instructions = self.program.kernel.instructions
+        lines = tuple(each.line for each in instructions)
+        overlaps = any(each.opcode.name == "griddepcontrol.launch_dependents" for each in instructions)
+        launch = self.launch
         return LaunchShape(
-            self.launch.blocks, self.launch.block_threads, full.blocks, self.launch.together, size, lines
+            launch.blocks, launch.block_threads, full.blocks, launch.together, size, lines, overlaps
         )
 
     def sample(

@@ -258,8 +258,9 @@ class Pace(Observer):
         roles = {demand.role for _, demand in demands}
         commits = tuple(of for of in ("wgmma", "bulk", "copy") if f"{of}_commit" in roles)
         products = float((self._shares @ tensor)[_TENSOR]) * QUARTERS
-        part = part_of(demands, self._rates.latencies, missed)
-        return Runs(part, self._asks(self._shares @ amounts * _PARTS), (), products, "copy" in roles, commits, False)
+        clocks = self._shares @ amounts * _PARTS
+        part = part_of(demands, self._rates.latencies, missed, float(clocks.max()))
+        return Runs(part, self._asks(clocks), (), products, "copy" in roles, commits, False)
 
     @staticmethod
     def _asks(clocks: NDArray[np.float64]) -> Asked:

@@ -233,43 +233,39 @@ class Clocks:
 
     def _runs(self, warp: _Warp, event: Runs) -> None:
         part, latencies = event.part, self._rates.latencies
-        role, pending = part.role
+        role, stay = part.role
         if role or event.turns:
             warp.now = max(warp.now, warp.horizon)
         if role:
             of = _WAITED[role]
             groups = warp.groups[of]
-            done = groups[: max(len(groups) - pending, 0)]
+            done = groups[: max(len(groups) - stay, 0)]
             del groups[: len(done)]
             until = max(done, default=0.0)
             if until > warp.now:
                 self._wait(warp, until, _WORDS[of], part.demands[0][0])
                 warp.now = warp.horizon = until
-        start, last = warp.now, warp.now + part.begins
-        late: list[tuple[str, float]] = []
-        if warp.pending:
-            for name in [name for name, there in warp.pending.items() if there <= start]:
-                del warp.pending[name]
-            late = [(name, warp.pending[name]) for name in part.reads.intersection(warp.pending)]
-            for name in part.writes.keys() & warp.pending.keys():
-                del warp.pending[name]
-        for index, clocks in part.waits.items():
-            self._waits[index] = self._waits.get(index, 0.0) + clocks
-        for name, there in late:
-            last = max(last, there + part.paths(name).tail)
-        if last > start + part.begins:
-            first = part.demands[0][0]
-            self._waits[first] = self._waits.get(first, 0.0) + last - start - part.begins
+        start, pending = warp.now, warp.pending
         served, delay = self._serve(warp, event, start)
-        last = max(last, start + delay + part.begins)
-        warp.now, warp.horizon = served, max(warp.horizon, last)
-        for name, own in part.writes.items():
+        last = start + delay + part.begins
+        late: list[tuple[str, float]] = []
+        if pending:
+            late = [(name, pending[name]) for name in part.reads.intersection(pending) if pending[name] > start]
+            for name in part.written.intersection(pending):
+                del pending[name]
+        for name, own in part.slow:  # there later than their part has been issued
             if start + delay + own > served:
-                warp.pending[name] = start + delay + own
+                pending[name] = start + delay + own
         for name, there in late:
-            for written, path in part.paths(name).writes.items():
-                if written in part.writes and there + path > max(served, warp.pending.get(written, 0.0)):
-                    warp.pending[written] = there + path
+            paths = part.paths(name)
+            if there + paths.tail > last:
+                last = there + paths.tail
+            for written, path in paths.slow:
+                if there + path > served and there + path > pending.get(written, 0.0):
+                    pending[written] = there + path
+        if not warp.number % self._each:
+            self._note(part, last - start - delay - part.begins)
+        warp.now, warp.horizon = served, max(warp.horizon, last)
         if event.copies:
             slowest = max((latencies[cache] for cache in part.missed.values()), default=latencies["l2"])
             warp.under_way["copy"] = max(warp.under_way["copy"], served + slowest)
@@ -277,6 +273,14 @@ class Clocks:
             warp.groups[of].append(warp.under_way[of])
         if self._spans is not None:
             self._span(warp, event, start, last)
+
+    def _note(self, part: Part, late: float) -> None:
+        """Count the waits for registers of the first warp of a block."""
+        for index, clocks in part.waits.items():
+            self._waits[index] = self._waits.get(index, 0.0) + clocks * self._each
+        if late > 0:
+            first = part.demands[0][0]
+            self._waits[first] = self._waits.get(first, 0.0) + late * self._each
 
     def _serve(self, warp: _Warp, event: Runs, start: float) -> tuple[float, float]:
         """Let units serve a part, and return when the last of it has been served; products go on.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from gemmery_emulator.pace.demand import WarpDemand
 
 Numbered = tuple[int, WarpDemand]  # with the instruction's number
-TURN = 32.0  # clocks
+TURN = 64.0  # clocks
 SPLITS = ("wgmma_wait", "bulk_wait", "copy_wait")  # roles of instructions before which a part ends
 
 
@@ -21,7 +21,7 @@ class Paths:
     """What waits for one register: clocks from when it is there."""
 
     tail: float  # until the last instruction that needs it begins
-    writes: Mapping[str, float]  # until each register that depends on it is there
+    slow: tuple[tuple[str, float], ...]  # until each register that depends on it is there
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,16 +32,12 @@ class Part:
     latencies: Mapping[str, float]
     missed: Mapping[int, str]  # the cache where an access ended, if not in L1
     begins: float = 0.0  # the last instruction, if all registers are there
-    writes: Mapping[str, float] = field(default_factory=dict)  # when each register is there
+    written: frozenset[str] = frozenset()  # registers
+    slow: tuple[tuple[str, float], ...] = ()  # when each of them is there
     reads: frozenset[str] = frozenset()  # before the part has written them
     waits: Mapping[int, float] = field(default_factory=dict)  # by instruction, clocks for operands of the part
+    role: tuple[str, int] = ("", -1)  # of its first instruction, and how many groups may stay under way
     _paths: dict[str, Paths] = field(default_factory=dict)
-
-    @property
-    def role(self) -> tuple[str, int]:
-        """The role of its first instruction, and how many groups may stay under way."""
-        demand = self.demands[0][1]
-        return (demand.role, demand.waits) if demand.role in SPLITS else ("", -1)
 
     def latency(self, index: int, demand: WarpDemand) -> float:
         """The clocks until the result of an instruction is there."""
@@ -60,7 +56,8 @@ class Part:
                     else:
                         there.pop(name, None)
                 tail = max(tail, begin)
-            known = self._paths[register] = Paths(tail, there)
+            slow = tuple((name, path) for name, path in there.items() if name in self.written)
+            known = self._paths[register] = Paths(tail, slow)
         return known
 
 
@@ -81,8 +78,10 @@ def parted(demands: Sequence[Numbered], clocks: Callable[[Numbered], float]) -> 
         yield tuple(part)
 
 
-def part_of(demands: tuple[Numbered, ...], latencies: Mapping[str, float], missed: Mapping[int, str]) -> Part:
-    """Follow a part whose registers are all there."""
+def part_of(
+    demands: tuple[Numbered, ...], latencies: Mapping[str, float], missed: Mapping[int, str], issued: float = 0.0
+) -> Part:
+    """Follow a part whose registers are all there; units serve it in no less than `issued` clocks."""
     plain = Part(demands, latencies, missed)
     ready: dict[str, float] = {}
     reads: set[str] = set()
@@ -96,4 +95,6 @@ def part_of(demands: tuple[Numbered, ...], latencies: Mapping[str, float], misse
         if begin > last:
             waits[index] = begin - last
             last = begin
-    return Part(demands, latencies, missed, last, ready, frozenset(reads), waits)
+    head, slow = demands[0][1], tuple((name, there) for name, there in ready.items() if there > issued)
+    role = (head.role, head.waits) if head.role in SPLITS else ("", -1)
+    return Part(demands, latencies, missed, last, frozenset(ready), slow, frozenset(reads), waits, role)

@@ -83,6 +83,7 @@ OPERANDS_F64 = 0.16  # the same in f64, as a share of its time
 
 # Fitted to records of the ladder on an H200 in f32 and bf16; those in f16 and f64 are held out.
 LAUNCH = 2e-6  # seconds of the first launch, with the time to start and to end it
+OVERLAPPED = 1e-6  # of one whose predecessor lets it begin before it ends, in a series of such launches
 NEXT = 1e-6  # seconds of each launch after it
 USABLE = 0.92  # share of the data sheet's bandwidth that a kernel reaches
 

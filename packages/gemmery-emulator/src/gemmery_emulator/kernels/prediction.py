@@ -242,7 +242,7 @@ class SampledLaunch:
             )
         instructions = self.program.kernel.instructions
         lines = tuple(each.line for each in instructions)
-        overlaps = any(each.opcode.name == "griddepcontrol.launch_dependents" for each in instructions)
+        overlaps = any(each.opcode.spelling == "griddepcontrol.launch_dependents" for each in instructions)
         launch = self.launch
         return LaunchShape(
             launch.blocks, launch.block_threads, full.blocks, launch.together, size, lines, overlaps
@@ -257,7 +257,18 @@ class SampledLaunch:
         """
         cache = max(LEAST_L1, pipes.l1 - shape.resident * (self.shared + RESERVED))
         rounds = 1 if spans else min(ROUNDS, -(-shape.blocks // (device.sms * shape.resident)))
-        pace = Pace(self.program.merges, clocks_of(device, pipes), pipes.latencies.by_kind, cache, rounds=rounds, spans=spans)
+        at_once = min(shape.resident * device.sms, shape.blocks)
+
+        def new(loaded: float) -> float:
+            """The share of new bytes: what blocks at once load is new, and later blocks find it in L2."""
+            if not loaded or shape.bytes == float("inf"):
+                return 1.0
+            return min(1.0, shape.bytes / (shape.blocks / at_once * min(shape.bytes, loaded * at_once)))
+
+        pace = Pace(
+            self.program.merges, clocks_of(device, pipes), pipes.latencies.by_kind, cache,
+            rounds=rounds, spans=spans, new=new,
+        )  # fmt: skip
         numbers = _numbers(self.launch, shape, device.sms)
         with np.errstate(all="ignore"):
             LockStep(self.program, self.launch, memory, numbers, (pace,), max_steps=self.max_steps).run()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,22 +76,33 @@ class Paced:
         return first + (rounds - 1) * (last - first) / max(len(self.rounds) - 1, 1)
 
 
+class Executes(NamedTuple):
+    """Warps execute a basic block."""
+
+    first: int
+    last: int
+    missed: Missed
+    asked: AskedAt
+    turns: bool
+
+
 class Pace(Observer):
     """Follows one chunk of blocks: all that a multiprocessor runs at once, or the blocks of one cluster.
 
     `clocks` are those of one of each of KINDS, `latencies` those of results in clocks, and `l1` is the size of the
-    cache in bytes, in which the sector that was not used for the longest time is replaced.
+    cache in bytes, in which the sector that was not used for the longest time is replaced. `new` says which share of
+    the bytes that a block loads comes from memory, of so many bytes; the others are in L2.
     """
 
     def __init__(
         self, merges: Mapping[int, Merge], clocks: Mapping[str, float], latencies: Mapping[str, float], l1: int,
-        *, rounds: int = 1, spans: bool = False,
+        *, rounds: int = 1, spans: bool = False, new: Callable[[float], float] = lambda _: 1.0,
     ) -> None:  # fmt: skip
         self._merges = merges
         self._shares = shares(clocks)
         self._rates = Rates(latencies, _QUARTERED, _L2, clocks["bulk"])
         self._capacity = l1 // banks.SECTOR
-        self._of_rounds, self._with_spans = rounds, spans
+        self._of_rounds, self._with_spans, self._new = rounds, spans, new
 
     def start(self, machine: Machine) -> None:
         demands = [demand_of(each) for each in machine.kernel.instructions]
@@ -114,7 +126,7 @@ class Pace(Observer):
         self._spills = False
         self._blocks: dict[tuple[int, int], list[Numbered]] = {}
         self._parts: dict[tuple[int, int, Missed], Runs] = {}
-        self._runs: dict[tuple[object, ...], tuple[Runs, ...]] = {}
+        self._runs: dict[Executes, tuple[Runs, ...]] = {}
         self._served: dict[tuple[int, int, int], int] = {}
 
     def executed(self, machine: Machine, first: int, last: int, warps: int, threads: int) -> None:
@@ -216,15 +228,15 @@ class Pace(Observer):
             )
             self._asked.clear()
             if self._demands[first].role != "phase":  # which stands once, when it passes
-                what = first, last, tuple(sorted(self._missed.items())), asked
+                missed = tuple(sorted(self._missed.items()))
                 for warp, turns in zip(warps, self._streams.turns(warps, first), strict=True):
-                    self._streams.events[warp].extend(self._runs_of(*what, turns))
+                    self._streams.events[warp].append(Executes(first, last, missed, asked, turns))
         self._streams.settle()
 
-    def _runs_of(self, first: int, last: int, missed: Missed, asked: AskedAt, turns: bool) -> tuple[Runs, ...]:
-        key = first, last, missed, asked, turns
+    def _runs_of(self, key: Executes) -> tuple[Runs, ...]:
         known = self._runs.get(key)
         if known is None:
+            first, last, missed, asked, turns = key
             amounts = dict(asked)
             dynamic = {index: self._clocks_of(each) for index, each in amounts.items()}
 
@@ -293,8 +305,17 @@ class Pace(Observer):
     def finish(self, machine: Machine) -> None:
         self._follow()
         each = machine.warps // machine.blocks
+        bytes_loaded = (float(np.count_nonzero(self._loaded)) * banks.SECTOR + self._bulk) / machine.blocks
+        further = self._new(bytes_loaded) * (self._rates.latencies["memory"] - self._rates.latencies["l2"])
+        latencies = dict(self._rates.latencies)
+        latencies |= {"memory": latencies["l2"] + further, "bulk": latencies["bulk"] + further}
+        self._rates = replace(self._rates, latencies=latencies)
+        events = [
+            [each for event in stream for each in (self._runs_of(event) if isinstance(event, Executes) else (event,))]
+            for stream in self._streams.events
+        ]
         clocks = Clocks(
-            self._streams.events, each, self._rates, len(UNITS), self._apart > 1,
+            events, each, self._rates, len(UNITS), self._apart > 1,
             rounds=self._of_rounds, spans=self._with_spans,
         ).run()  # fmt: skip
         waits = np.zeros(len(self._amounts))

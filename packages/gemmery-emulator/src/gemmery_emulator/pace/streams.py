@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ class Streams:
     """The events of all warps of a chunk; what happens in a basic block stands after its instructions."""
 
     def __init__(self, machine: Machine, latencies: Mapping[str, float]) -> None:
-        self.events: list[list[Event]] = [[] for _ in range(machine.warps)]
+        self.events: list[list[Any]] = [[] for _ in range(machine.warps)]
         self._each = machine.warps // machine.blocks
         self._cluster = machine.launch.together
         self._latencies = latencies

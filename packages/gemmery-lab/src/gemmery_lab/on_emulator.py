@@ -24,7 +24,7 @@ import gemmery
 import gemmery_emulator
 from gemmery import cache, config
 from gemmery.cuda import nvrtc, sass
-from gemmery.cuda.device import KNOWN, Device
+from gemmery.cuda.device import KNOWN, WARP, Device
 from gemmery.cuda.geometry import Geometry
 from gemmery.cuda.pipes import Pipes, pipes_of
 from gemmery.cuda.roofline import roofs, unit
@@ -39,6 +39,7 @@ from gemmery_emulator.kernels.prediction import LaunchShape, SampledLaunch, pred
 from gemmery_emulator.kernels.programs import prepared
 from gemmery_emulator.machine import LaunchConfig
 from gemmery_emulator.pace import Paced
+from gemmery_emulator.pace.timeline import WarpTimeline
 from gemmery_emulator.run import EmulatedRun
 from gemmery_emulator.trace import Trace
 from gemmery_emulator.trace.selection import select
@@ -353,8 +354,29 @@ def _lengths(problem: Problem, overlaps: bool = True) -> tuple[tuple[int, ...], 
     return (first, first + step), (problem.k - first) / step
 
 
+def rung_timeline(row: PredictedRung, card: str) -> WarpTimeline:
+    """Return what each warp of a predicted rung does over time, of the first blocks of a multiprocessor, with a short k.
+
+    >>> timeline = rung_timeline(predicted_ladder(["simt_smem"], [512])[0], "h200")
+    >>> timeline.kernel, timeline.each
+    ('simt_smem', 8)
+
+    Raises EmulationError or RefusedError for what cannot be predicted.
+    """
+    device, pipes = pipes_of(card)
+    rung, dtype = find(CUDA, row.rung), "f32" if row.dtype == asked.TF32 else row.dtype
+    out, precision = asked.result_type(dtype), asked.TF32 if row.dtype == asked.TF32 else ""
+    work = Work(row.m, row.n, row.k, dtype, out, b_layout="col" if row.m == 1 else "row", precision=precision)
+    problem = work.problem._replace(device=device.name)
+    geometry = launch_of(rung, problem, {**rung.default, **row.config})
+    lengths, _ = _lengths(problem, _overlaps(geometry, device))
+    shape, paced = list(_samples(problem, geometry, lengths[0], device, pipes, spans=True))[-1]
+    each, lines = -(-shape.threads // WARP), tuple(map(str, shape.lines))
+    return WarpTimeline(row.rung, device.name, device.clock, paced.rounds[0], each, paced.spans, lines)
+
+
 def _samples(
-    problem: Problem, geometry: Geometry, length: int, device: Device, pipes: Pipes
+    problem: Problem, geometry: Geometry, length: int, device: Device, pipes: Pipes, *, spans: bool = False
 ) -> Iterator[tuple[LaunchShape, Paced]]:
     """Run the launches of a product whose matrices keep their strides, but of whose k only `length` are summed."""
     gemm = _strided(problem, length)
@@ -371,7 +393,7 @@ def _samples(
         launch = LaunchConfig(each.grid, each.block, argument, each.shared, (each.cluster, 1, 1))
         sampled = SampledLaunch(program, launch, report.registers, report.shared + each.shared)
         shape = sampled.shape(device, whole)
-        yield shape, sampled.sample(device, pipes, memory, shape)
+        yield shape, sampled.sample(device, pipes, memory, shape, spans=spans)
 
 
 def _element(problem: Problem, name: str) -> np.dtype:

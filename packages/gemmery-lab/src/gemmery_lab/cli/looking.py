@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from gemmery import dtypes
 from gemmery.errors import ArgumentError, DeviceError, DTypeError
 from gemmery_emulator.kernels import command
-from gemmery_emulator.pages.writing import HtmlToo, as_json, check_page, check_writable, console, place, write_page
+from gemmery_emulator.pages.writing import HtmlToo, as_json, check_page, check_trace, check_writable, console, place, write_page
 from gemmery_lab.cli import parser
 from gemmery_lab.cli.parser import Action, As, Json, app, argument, ladder_app, option, texts
 
@@ -53,6 +53,7 @@ def explain(
     new: Annotated[str, argument("diff.new", show_default=False)],
     dtype: Annotated[str, option("ladder.dtype")] = "",
     card: As = "",
+    timeline: Annotated[Path | None, option("explain.timeline", show_default=False, callback=place)] = None,
     html: HtmlToo = None,
 ) -> Action:
     """Explain a step of the GPU's ladder: the counters that moved, the predicted time that moved, the lines that changed.
@@ -61,13 +62,19 @@ def explain(
     """
     from gemmery_lab import asked
 
+    from gemmery.cuda.pipes import predictable
+
     emulated_as, type_ = asked.emulated_card(card).name, asked.stepped(old, new, dtype)
     if html is not None:
         check_page(html, "matplotlib", "jinja2")
+    if timeline is not None:
+        check_trace(timeline)
+        if emulated_as not in predictable():
+            raise ArgumentError(f"--timeline {timeline}: no times are predicted for {emulated_as}; leave it out")
 
     def run() -> int:
         import gemmery_lab as lab
-        from gemmery.cuda.pipes import predictable
+        from gemmery_lab.on_emulator import rung_timeline
         from gemmery_lab.report.steps import show_step, step, step_page
 
         ladder = lab.emulated_ladder([old, new], dtype=type_, device=emulated_as)
@@ -77,9 +84,16 @@ def explain(
         if emulated_as in predictable():
             ladder = replace(ladder, predicted=lab.predicted_ladder([old, new], dtype=type_, card=emulated_as))
         explained = step(ladder, old, new)
+        drawn = explained.times and (html is not None or timeline is not None)
+        timelines = [rung_timeline(row, emulated_as) for row in explained.times or ()] if drawn else []
         show_step(explained, console())
         if html is not None:
-            sys.stdout.write(f"page: {write_page(html, step_page(explained))}\n")
+            sys.stdout.write(f"page: {write_page(html, step_page(explained, timelines))}\n")
+        if timeline is not None:
+            if not timelines:
+                raise ArgumentError(f"--timeline {timeline}: the time of {old} or {new} is not predicted; leave it out")
+            written = write_page(timeline, timelines[-1].trace(), "--timeline")
+            sys.stdout.write(f"timeline: {written}, of {new}, for ui.perfetto.dev\n")
         return 0
 
     return run

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 
 from rich.console import Console, Group
 from rich.text import Text
 
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.diff import Difference, diff
+from gemmery_emulator.pace.timeline import WarpTimeline
 from gemmery_emulator.pages import numerals, svg
+from gemmery_emulator.pages.pictures.warps import warps_picture
 from gemmery_emulator.pages.rendering import render
 from gemmery_lab.report.sheet import Cell, Sheet, tabulate
 from gemmery_lab.report.terminal import coloured, laid_out, show_difference
@@ -186,7 +188,13 @@ def show_step(step: Step, console: Console) -> None:
     show_difference(step.difference, console)
 
 
-def step_page(step: Step) -> str:
-    """Return the same as one self-contained HTML page, with the picture."""
-    return render("step.html", __package__, title=step.title, step=step, summary=summary(step), sheets=sheets(step),
-                  plot=picture(step), difference=step.difference, lines=coloured(step.difference))  # fmt: skip
+def step_page(step: Step, timelines: Sequence[WarpTimeline] = ()) -> str:
+    """Return the same as one self-contained HTML page, with the picture, and one of each timeline."""
+    plots = [
+        replace(plot := warps_picture(each, f"warps-{place}"), title=f"{each.kernel}: {plot.title}")
+        for place, each in enumerate(timelines, 1)
+    ]
+    first = picture(step)
+    return render("step.html", __package__, title=step.title, summary=summary(step), sheets=sheets(step),
+                  plots=[first, *plots] if first else plots, difference=step.difference,
+                  lines=coloured(step.difference))  # fmt: skip

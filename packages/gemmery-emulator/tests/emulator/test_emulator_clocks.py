@@ -13,7 +13,7 @@ from gemmery_emulator.pace.demand import WarpDemand
 from gemmery_emulator.pace.profile import TURN, part_of, parted
 
 LATENCIES = {"bulk": 100.0, "bulk_store": 40.0, "wgmma": 5.0, "begin": 7.0, "l2": 200.0, "fma": 4.0, "l1": 30.0}
-RATES = Rates(LATENCIES, frozenset({0}), 1, 1.0)  # unit 0 is a quarter's own, unit 1 that of bytes
+RATES = Rates(LATENCIES, frozenset({0}), 1, 1, 1.0, 1.0)  # unit 0 is a quarter's own, unit 1 that of bytes
 
 
 def part(*demands):

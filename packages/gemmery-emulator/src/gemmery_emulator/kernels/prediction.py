@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gemmery import display
 from gemmery.cuda.device import WARP, Device
-from gemmery.cuda.pipes import LAUNCH, NEXT, OVERLAPPED, USABLE, Pipes, clocks_of, pipes_of
+from gemmery.cuda.pipes import DISPATCHED, LAUNCH, NEXT, OVERLAPPED, USABLE, Pipes, clocks_of, pipes_of
 from gemmery.cuda.roofline import occupancy
 from gemmery.errors import EmulationError
 from gemmery_emulator.findings.orders import orders
@@ -101,7 +101,7 @@ def predict_launch(
     first, last = samples[0], samples[-1]
     running = last.blocks
     amounts = np.maximum(first.amounts + (last.amounts - first.amounts) * beyond, 0) / running
-    clocks = clocks_of(device, pipes)
+    clocks = clocks_of(device, pipes, min(shape.blocks, device.sms))
     by_unit = shares(clocks)
     units = by_unit @ amounts.sum(axis=0)  # clocks of one block
     each = -(-shape.blocks // device.sms)  # blocks of the busiest multiprocessor
@@ -124,7 +124,10 @@ def predict_launch(
     waiting = max(simulated / (device.clock * 1e9) - terms[longest], 0.0)
     memory = moved / (device.bandwidth * 1e9 * USABLE)
     launch = NEXT if follows else OVERLAPPED if shape.overlaps else LAUNCH
-    total = launch + max(terms[longest] + cooled + waiting, memory)
+    busy = terms[longest] + waiting
+    # L2 has a clock of its own: only what tensor cores take longer than it makes the launch longer.
+    busy += max(terms["tensor"] + cooled - max(terms["tensor"], terms["L2"], terms["L2 stores"]), 0.0)
+    total = max(launch + max(busy, memory), DISPATCHED * shape.blocks)
     terms |= {"memory": memory, "waits": waiting, "launch": launch}
     bound = max(terms, key=lambda name: terms[name])
     shared_out = {"memory": "L2", "launch": longest}.get(bound, bound)  # what is told apart by line
@@ -266,7 +269,8 @@ class SampledLaunch:
             return min(1.0, shape.bytes / (shape.blocks / at_once * min(shape.bytes, loaded * at_once)))
 
         pace = Pace(
-            self.program.merges, clocks_of(device, pipes), pipes.latencies.by_kind, cache,
+            self.program.merges, clocks_of(device, pipes, min(shape.blocks, device.sms)),
+            pipes.latencies.by_kind, cache,
             rounds=rounds, spans=spans, new=new,
         )  # fmt: skip
         numbers = _numbers(self.launch, shape, device.sms)

@@ -35,7 +35,8 @@ UNITS: Mapping[str, tuple[str, ...]] = {
     "L1 requests": ("access", "shuffle"),
     "L1 lines": ("wavefronts", "lines"),
     "L1 bytes": ("wavefronts", "sectors"),
-    "L2": ("l2", "bulk", "stored", "atomics"),
+    "L2": ("l2", "bulk"),
+    "L2 stores": ("stored", "atomics"),
 }
 _MEMBERS = np.array([[kind in kinds for kind in KINDS] for kinds in UNITS.values()], float)
 Missed = tuple[tuple[int, str], ...]  # accesses, with the cache where they ended
@@ -45,7 +46,8 @@ AskedAt = tuple[tuple[int, tuple[tuple[int, float], ...]], ...]  # accesses, wit
 QUARTERED = ("issue", "fma", "integer", "multiply", "f64", "special", "tensor")
 _QUARTERED = frozenset(list(UNITS).index(name) for name in QUARTERED)
 _PARTS = np.where(np.isin(np.arange(len(UNITS)), list(_QUARTERED)), float(QUARTERS), 1.0)
-_L2, _TENSOR = list(UNITS).index("L2"), list(UNITS).index("tensor")
+_L2, _STORES, _TENSOR = (list(UNITS).index(name) for name in ("L2", "L2 stores", "tensor"))
+PART_OF_SECTOR = 0.7  # of the time of a whole sector that a store of a part of one takes; benchmarks/memory_paths.py
 
 
 def shares(clocks: Mapping[str, float]) -> NDArray[np.float64]:
@@ -100,7 +102,7 @@ class Pace(Observer):
     ) -> None:  # fmt: skip
         self._merges = merges
         self._shares = shares(clocks)
-        self._rates = Rates(latencies, _QUARTERED, _L2, clocks["bulk"])
+        self._rates = Rates(latencies, _QUARTERED, _L2, _STORES, clocks["bulk"], clocks["stored"])
         self._capacity = l1 // banks.SECTOR
         self._of_rounds, self._with_spans, self._new = rounds, spans, new
 
@@ -110,6 +112,7 @@ class Pace(Observer):
             if merge.first != index:  # one access moves the data of both
                 demands[index] = replace(demands[index], amounts=())
         self._demands = demands
+        self._copies = ["bulk" in each.opcode.spelling for each in machine.kernel.instructions]
         self._apart = machine.launch.together  # the blocks of a cluster are on as many multiprocessors
         self._amounts = np.zeros((len(demands), len(KINDS)))
         sectors = machine.memory.data.size // banks.SECTOR + 1
@@ -155,9 +158,10 @@ class Pace(Observer):
         elif event.space != "global":
             return  # the shared memory of another block
         elif event.kind == "bulk":
-            copies = machine.threads if event.mask is None else int(np.count_nonzero(event.mask))
-            self._add(event.index, "bulk", copies * event.width)
-            self._bulk += copies * event.width
+            size = (machine.threads if event.mask is None else int(np.count_nonzero(event.mask))) * event.width
+            stores = "global.shared" in machine.kernel.instructions[event.index].opcode.spelling
+            self._add(event.index, "stored" if stores else "bulk", size)
+            self._bulk += 0 if stores else size
         else:
             self._through_l1(machine, event)
 
@@ -175,8 +179,10 @@ class Pace(Observer):
         self._add(index, "sectors", _distinct(sectors))
         distinct = np.unique(sectors)
         if event.kind != "ld" and event.kind != "cp.async":
-            kind = "stored" if event.kind == "st" else "atomics"
-            self._add(index, kind, banks.SECTOR * _distinct(sectors))
+            count = _distinct(sectors)
+            active = machine.threads if event.mask is None else int(np.count_nonzero(event.mask))
+            size = max(min(active * event.width, count * banks.SECTOR), PART_OF_SECTOR * count * banks.SECTOR)
+            self._add(index, "stored" if event.kind == "st" else "atomics", size)
             self._written[distinct] = True
             return
         first = not self._loaded[distinct].all()
@@ -208,7 +214,7 @@ class Pace(Observer):
 
     def _add(self, index: int, kind: str, amount: float) -> None:
         self._amounts[index, PLACE[kind]] += amount
-        if kind != "bulk":  # whose time is that of copies
+        if kind != "bulk" and not self._copies[index]:  # whose time is that of copies
             asked = self._asked.setdefault(index, {})
             asked[PLACE[kind]] = asked.get(PLACE[kind], 0.0) + amount
 

@@ -77,8 +77,10 @@ class Rates:
 
     latencies: Mapping[str, float]
     quartered: frozenset[int]  # units of which each quarter has its own
-    l2: int  # the unit of bytes to and from L2
-    bulk: float  # clocks of a byte of a bulk copy
+    l2: int  # the unit of bytes from L2
+    stores: int  # and of those to it
+    loaded: float  # clocks of a byte of a bulk copy to shared memory
+    stored: float  # and from there
 
 
 @dataclass
@@ -219,9 +221,10 @@ class Clocks:
 
     def _copies(self, warp: _Warp, event: Copies) -> None:
         place = warp.block if self._apart else 0
-        free = self._free[place][self._rates.l2]
-        begin = max(warp.now, free[0])
-        end = free[0] = begin + event.bytes * self._rates.bulk
+        rates = self._rates
+        unit, each = (rates.l2, rates.loaded) if event.keys else (rates.stores, rates.stored)
+        free = self._free[place][unit]
+        end = free[0] = max(warp.now, free[0]) + event.bytes * each
         if not event.keys:
             warp.under_way["bulk"] = max(warp.under_way["bulk"], end + self._rates.latencies["bulk_store"])
             return
@@ -263,6 +266,8 @@ class Clocks:
             for written, path in paths.slow:
                 if there + path > served and there + path > pending.get(written, 0.0):
                     pending[written] = there + path
+        if part.stores and last > served:  # later instructions do not come before a store
+            served = last
         if not warp.number % self._each:
             self._note(part, last - start - delay - part.begins)
         warp.now, warp.horizon = served, max(warp.horizon, last)

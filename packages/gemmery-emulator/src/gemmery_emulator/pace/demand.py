@@ -86,7 +86,9 @@ def demand_of(instruction: Instruction) -> WarpDemand:
 
 
 def _role(opcode: Opcode) -> str:
-    """The role of an instruction by the longest name that is known."""
+    """The role of an instruction."""
+    if opcode.family in ("st", "atom", "red", "stmatrix"):
+        return "store"
     names = [opcode.name, opcode.spelling]
     return next((_ROLES[name] for name in names if name in _ROLES), "")
 

@@ -37,6 +37,7 @@ class Part:
     reads: frozenset[str] = frozenset()  # before the part has written them
     waits: Mapping[int, float] = field(default_factory=dict)  # by instruction, clocks for operands of the part
     role: tuple[str, int] = ("", -1)  # of its first instruction, and how many groups may stay under way
+    stores: bool = False  # whether it stores anything
     _paths: dict[str, Paths] = field(default_factory=dict)
 
     def latency(self, index: int, demand: WarpDemand) -> float:
@@ -95,6 +96,7 @@ def part_of(
         if begin > last:
             waits[index] = begin - last
             last = begin
+    stores = any(demand.role == "store" for _, demand in demands)
     head, slow = demands[0][1], tuple((name, there) for name, there in ready.items() if there > issued)
     role = (head.role, head.waits) if head.role in SPLITS else ("", -1)
-    return Part(demands, latencies, missed, last, frozenset(ready), slow, frozenset(reads), waits, role)
+    return Part(demands, latencies, missed, last, frozenset(ready), slow, frozenset(reads), waits, role, stores)

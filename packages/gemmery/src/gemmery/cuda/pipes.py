@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from math import inf
 
 from gemmery.cuda.device import KNOWN, WARP, Device, card
 from gemmery.errors import DeviceError
@@ -26,8 +27,8 @@ class Latencies:
     barrier: float = 20
     mbarrier: float = 30  # from an arrival until a warp that waits goes on
     cluster: float = 200
-    begin: float = 300  # from the end of a block until the next one's first instruction
-    bulk: float = 650  # of a bulk copy, until its bytes arrive
+    begin: float = 160  # from the end of a block until the next one's first instruction
+    bulk: float = 450  # of a bulk copy from L2, until its bytes arrive
     bulk_store: float = 400  # until one has read shared memory
     wgmma: float = 40  # from a product's last operation until its sums are there
 
@@ -49,6 +50,8 @@ class Pipes:
     latencies: Latencies
     l1: int  # bytes of L1 and shared memory together
     l2: float = 64  # bytes per clock from L2
+    l2_all: float = inf  # of all multiprocessors together
+    stores_all: float = inf  # the same, of stores of whole sectors to L2
     special: int = 16
     convert: int = 16
     warp_tensor: float = 1.0  # share of the tensor cores' peak that mma.sync reaches
@@ -73,7 +76,7 @@ PIPES: Mapping[int, Pipes] = {
     89: Pipes(128, 64, 64, 64, 2, Latencies(30, 43, 273, 542), 128 << 10),
     90: Pipes(
         128, 128, 64, 64, 64, Latencies(29, 41, 278, 661), 256 << 10,
-        warp_tensor=0.6, small_f64=0.5, tensor=0.907, heat=0.3,
+        l2_all=4350, stores_all=1300, warp_tensor=0.6, small_f64=0.5, tensor=0.96, heat=0.38,
     ),
 }  # fmt: skip
 
@@ -83,8 +86,9 @@ OPERANDS_F64 = 0.16  # the same in f64, as a share of its time
 
 # Fitted to records of the ladder on an H200 in f32 and bf16; those in f16 and f64 are held out.
 LAUNCH = 2e-6  # seconds of the first launch, with the time to start and to end it
-OVERLAPPED = 1e-6  # of one whose predecessor lets it begin before it ends, in a series of such launches
+OVERLAPPED = 1.2e-6  # of one whose predecessor lets it begin before it ends, in a series of such launches
 NEXT = 1e-6  # seconds of each launch after it
+DISPATCHED = 0.614e-9  # seconds for each block; benchmarks/memory_paths.py
 USABLE = 0.92  # share of the data sheet's bandwidth that a kernel reaches
 
 
@@ -128,13 +132,15 @@ def pipes_of(name: str) -> tuple[Device, Pipes]:
     return device, PIPES[device.capability]
 
 
-def clocks_of(device: Device, pipes: Pipes) -> dict[str, float]:
+def clocks_of(device: Device, pipes: Pipes, busy: int = 0) -> dict[str, float]:
     """Return the clocks of a multiprocessor for one of each kind of what kernels ask for.
+
+    So many multiprocessors are `busy`, all by default: they share what L2 can do.
 
     >>> clocks_of(*pipes_of("h200"))["fma"]
     0.25
     """
-    rates = device.rates
+    rates, busy = device.rates, busy or device.sms
     operations = {
         unit: getattr(rates, unit) * device.tensor_share * pipes.tensor
         for unit in ("tensor", "tensor_tf32", "tensor_8")
@@ -157,5 +163,6 @@ def clocks_of(device: Device, pipes: Pipes) -> dict[str, float]:
         "wavefronts": 1.0,
         "lines": 1.0,
         "sectors": 1 / 4,
-        **dict.fromkeys(("l2", "bulk", "stored", "atomics"), 1 / pipes.l2),
+        **dict.fromkeys(("l2", "bulk"), 1 / min(pipes.l2, pipes.l2_all / busy)),
+        **dict.fromkeys(("stored", "atomics"), 1 / min(pipes.l2, pipes.stores_all / busy)),
     }

@@ -46,6 +46,11 @@ class LaunchShape:
     lines: tuple[Line, ...] = ()  # of each instruction
     overlaps: bool = False  # whether it lets the next launch begin before it ends
 
+    def clocks(self, device: Device, pipes: Pipes) -> dict[str, float]:
+        """Return the clocks of a multiprocessor for one of each kind of what the launch asks for."""
+        in_step = self.blocks <= device.sms * self.resident
+        return clocks_of(device, pipes, min(self.blocks, device.sms), in_step=in_step)
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -101,7 +106,7 @@ def predict_launch(
     first, last = samples[0], samples[-1]
     running = last.blocks
     amounts = np.maximum(first.amounts + (last.amounts - first.amounts) * beyond, 0) / running
-    clocks = clocks_of(device, pipes, min(shape.blocks, device.sms))
+    clocks = shape.clocks(device, pipes)
     by_unit = shares(clocks)
     units = by_unit @ amounts.sum(axis=0)  # clocks of one block
     each = -(-shape.blocks // device.sms)  # blocks of the busiest multiprocessor
@@ -269,8 +274,7 @@ class SampledLaunch:
             return min(1.0, shape.bytes / (shape.blocks / at_once * min(shape.bytes, loaded * at_once)))
 
         pace = Pace(
-            self.program.merges, clocks_of(device, pipes, min(shape.blocks, device.sms)),
-            pipes.latencies.by_kind, cache,
+            self.program.merges, shape.clocks(device, pipes), pipes.latencies.by_kind, cache,
             rounds=rounds, spans=spans, new=new,
         )  # fmt: skip
         numbers = _numbers(self.launch, shape, device.sms)

@@ -151,7 +151,7 @@ class Pace(Observer):
                 return
             event = replace(event, addresses=event.addresses + merge.offset, width=merge.width)
         if event.space == "shared":
-            if event.kind in SHARED:
+            if event.kind in SHARED and event.kind != "cp.async":  # whose bytes come from L2 as a cache's do
                 self._add(event.index, "wavefronts", self._wavefronts(machine, event))
         elif event.space == "local":
             self._spills = True

@@ -51,6 +51,7 @@ class Pipes:
     l1: int  # bytes of L1 and shared memory together
     l2: float = 64  # bytes per clock from L2
     l2_all: float = inf  # of all multiprocessors together
+    l2_in_step: float = inf  # the same, while all blocks of a launch run at once and ask for the same bytes together
     stores_all: float = inf  # the same, of stores of whole sectors to L2
     special: int = 16
     convert: int = 16
@@ -75,8 +76,8 @@ PIPES: Mapping[int, Pipes] = {
     86: Pipes(128, 64, 64, 64, 2, Latencies(30, 43, 262, 466), 128 << 10),
     89: Pipes(128, 64, 64, 64, 2, Latencies(30, 43, 273, 542), 128 << 10),
     90: Pipes(
-        128, 128, 64, 64, 64, Latencies(29, 41, 278, 661), 256 << 10,
-        l2_all=4350, stores_all=1300, warp_tensor=0.6, small_f64=0.5, tensor=0.96, heat=0.38,
+        128, 128, 64, 64, 64, Latencies(29, 41, 278, 753), 256 << 10,
+        l2_all=5200, l2_in_step=7000, stores_all=1300, warp_tensor=0.6, small_f64=0.5, tensor=0.96, heat=0.38,
     ),
 }  # fmt: skip
 
@@ -132,10 +133,11 @@ def pipes_of(name: str) -> tuple[Device, Pipes]:
     return device, PIPES[device.capability]
 
 
-def clocks_of(device: Device, pipes: Pipes, busy: int = 0) -> dict[str, float]:
+def clocks_of(device: Device, pipes: Pipes, busy: int = 0, *, in_step: bool = False) -> dict[str, float]:
     """Return the clocks of a multiprocessor for one of each kind of what kernels ask for.
 
-    So many multiprocessors are `busy`, all by default: they share what L2 can do.
+    So many multiprocessors are `busy`, all by default: they share what L2 can do, which is more while they are
+    `in_step`.
 
     >>> clocks_of(*pipes_of("h200"))["fma"]
     0.25
@@ -163,6 +165,6 @@ def clocks_of(device: Device, pipes: Pipes, busy: int = 0) -> dict[str, float]:
         "wavefronts": 1.0,
         "lines": 1.0,
         "sectors": 1 / 4,
-        **dict.fromkeys(("l2", "bulk"), 1 / min(pipes.l2, pipes.l2_all / busy)),
+        **dict.fromkeys(("l2", "bulk"), 1 / min(pipes.l2, (pipes.l2_in_step if in_step else pipes.l2_all) / busy)),
         **dict.fromkeys(("stored", "atomics"), 1 / min(pipes.l2, pipes.stores_all / busy)),
     }

@@ -47,6 +47,7 @@ QUARTERED = ("issue", "fma", "integer", "multiply", "f64", "special", "tensor")
 _QUARTERED = frozenset(list(UNITS).index(name) for name in QUARTERED)
 _PARTS = np.where(np.isin(np.arange(len(UNITS)), list(_QUARTERED)), float(QUARTERS), 1.0)
 _L2, _STORES, _TENSOR = (list(UNITS).index(name) for name in ("L2", "L2 stores", "tensor"))
+WORD, PIECE = 4, 16  # bytes of a lane that L1 serves in one pass, and of the largest cp.async
 PART_OF_SECTOR = 0.7  # of the time of a whole sector that a store of a part of one takes; benchmarks/memory_paths.py
 
 
@@ -151,7 +152,7 @@ class Pace(Observer):
                 return
             event = replace(event, addresses=event.addresses + merge.offset, width=merge.width)
         if event.space == "shared":
-            if event.kind in SHARED and event.kind != "cp.async":  # whose bytes come from L2 as a cache's do
+            if event.kind in SHARED and (event.kind, event.width) != ("cp.async", PIECE):  # which come past the loads
                 self._add(event.index, "wavefronts", self._wavefronts(machine, event))
         elif event.space == "local":
             self._spills = True
@@ -174,7 +175,8 @@ class Pace(Observer):
             lanes = np.where(mask, lanes, np.take_along_axis(lanes, mask.argmax(axis=1)[:, None], 1))
         if not lanes.size:
             return
-        self._add(index, "lines", _distinct(lanes >> 7))
+        passes = len(lanes) * max(event.width // WORD, 1) if event.kind == "ld" else 0  # of 8 bytes each half apart
+        self._add(index, "lines", max(_distinct(lanes >> 7), passes))
         sectors = lanes >> 5
         self._add(index, "sectors", _distinct(sectors))
         distinct = np.unique(sectors)

@@ -77,7 +77,7 @@ PIPES: Mapping[int, Pipes] = {
     89: Pipes(128, 64, 64, 64, 2, Latencies(30, 43, 273, 542), 128 << 10),
     90: Pipes(
         128, 128, 64, 64, 64, Latencies(29, 41, 278, 753), 256 << 10,
-        l2_all=5200, l2_in_step=7000, stores_all=1300, warp_tensor=0.6, small_f64=0.5, tensor=0.96, heat=0.38,
+        l2_all=5200, l2_in_step=8400, stores_all=1700, warp_tensor=0.6, small_f64=0.5, tensor=0.96, heat=0.38,
     ),
 }  # fmt: skip
 

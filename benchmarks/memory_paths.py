@@ -1,4 +1,4 @@
-"""Measure what predicted times take as constants: paths of memory, handshakes and launches; needs a Hopper GPU and CuPy.
+"""Measure constants of predicted times: paths of memory, handshakes and launches; needs a Hopper GPU and CuPy.
 
     python benchmarks/memory_paths.py
 

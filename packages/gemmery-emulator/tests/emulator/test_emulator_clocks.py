@@ -1,6 +1,7 @@
 """Clocks of warps: examples worked out by hand, and the timeline of a run."""
 
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -20,7 +21,10 @@ def part(*demands):
     return part_of(tuple(enumerate(demands)), {**LATENCIES, "none": 0.0}, {})
 
 
-def runs(clocks, demands=(WarpDemand((), (), (), "none"),), tensor=0.0, commits=(), turns=False):
+PLAIN = WarpDemand((), (), (), "none")
+
+
+def runs(clocks, demands=(PLAIN,), tensor=0.0, commits=(), turns=False):
     return Runs(part(*demands), ((0, clocks),), (), tensor, False, commits, turns)
 
 
@@ -36,14 +40,13 @@ def test_a_producer_and_a_consumer_meet_at_mbarriers():
     """Two stages of 50 bytes, used three times.
 
     The copies leave L2 at 50 and 100, and land at 150 and 200. The consumer multiplies from 150 to 180 and hands the
-    first stage back at 190; the third copy leaves L2 at 240 and lands at 340. The second stage is multiplied from 200 to
-    230, the third from 340 to 370.
+    first stage back at 190; the third copy leaves L2 at 240 and lands at 340. The second stage is multiplied from 200
+    to 230, the third from 340 to 370.
     """
     full = [("phase", 0, 8 * stage, turn) for stage, turn in ((0, 0), (1, 0), (0, 1))]
     empty = ("phase", 0, 16, 0)
-    producer = [
-        Copies((full[0],), 50.0, 0), Copies((full[1],), 50.0, 0), Awaits(empty, "waits", 1), Copies((full[2],), 50.0, 0),
-    ]  # fmt: skip
+    copies = [Copies((key,), 50.0, 0) for key in full]
+    producer = [*copies[:2], Awaits(empty, "waits", 1), copies[2]]
     consumer = []
     for stage, key in enumerate(full):
         consumer += [Awaits(key, "waits", 2), runs(30.0)]
@@ -126,7 +129,7 @@ def test_a_trace_is_json_whose_times_are_those_of_the_prediction():
     assert last <= took * (1 + 1e-9)
     assert took == pytest.approx(seconds.seconds * 1e6 - seconds.terms["launch"] * 1e6)
     for row in timeline.rows().values():
-        assert all(before.end <= after.begin for before, after in zip(row, row[1:], strict=False))
+        assert all(before.end <= after.begin for before, after in pairwise(row))
     assert sum(timeline.totals().values()) <= 4 * timeline.clocks * (1 + 1e-9)
     waits = {span.warp: 0.0 for span in timeline.spans}
     for span in timeline.spans:

@@ -355,7 +355,7 @@ def _lengths(problem: Problem, overlaps: bool = True) -> tuple[tuple[int, ...], 
 
 
 def rung_timeline(row: PredictedRung, card: str) -> WarpTimeline:
-    """Return what each warp of a predicted rung does over time, of the first blocks of a multiprocessor, with a short k.
+    """Return what the warps of a predicted rung do over time: of the first blocks of a multiprocessor, with a short k.
 
     >>> timeline = rung_timeline(predicted_ladder(["simt_smem"], [512])[0], "h200")
     >>> timeline.kernel, timeline.each

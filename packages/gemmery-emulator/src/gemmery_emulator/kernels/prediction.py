@@ -252,13 +252,9 @@ class SampledLaunch:
         lines = tuple(each.line for each in instructions)
         overlaps = any(each.opcode.spelling == "griddepcontrol.launch_dependents" for each in instructions)
         launch = self.launch
-        return LaunchShape(
-            launch.blocks, launch.block_threads, full.blocks, launch.together, size, lines, overlaps
-        )
+        return LaunchShape(launch.blocks, launch.block_threads, full.blocks, launch.together, size, lines, overlaps)
 
-    def sample(
-        self, device: Device, pipes: Pipes, memory: Global, shape: LaunchShape, *, spans: bool = False
-    ) -> Paced:
+    def sample(self, device: Device, pipes: Pipes, memory: Global, shape: LaunchShape, *, spans: bool = False) -> Paced:
         """Run the blocks that one multiprocessor begins with; `spans` keeps what each warp does, of one round.
 
         Raises EmulationError for blocks that wait for others.

@@ -141,7 +141,11 @@ class Pace(Observer):
                 self._amounts[index, place] += amount * warps
         self._executed += warps * (last - first)
         self._together += warps * (last - first) * (2 * warps >= machine.warps)
-        some = range(machine.warps) if machine.ran is None else machine.ran.reshape(-1, banks.WARP).any(axis=1).nonzero()[0]
+        some = (
+            range(machine.warps)
+            if machine.ran is None
+            else machine.ran.reshape(-1, banks.WARP).any(axis=1).nonzero()[0]
+        )
         self._pending = first, last, list(map(int, some))
         self._missed = {}
 

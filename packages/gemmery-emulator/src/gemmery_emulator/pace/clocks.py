@@ -235,19 +235,9 @@ class Clocks:
             self._arrive((*key, warp.round), lands)
 
     def _runs(self, warp: _Warp, event: Runs) -> None:
-        part, latencies = event.part, self._rates.latencies
-        role, stay = part.role
-        if role or event.turns:
-            warp.now = max(warp.now, warp.horizon)
-        if role:
-            of = _WAITED[role]
-            groups = warp.groups[of]
-            done = groups[: max(len(groups) - stay, 0)]
-            del groups[: len(done)]
-            until = max(done, default=0.0)
-            if until > warp.now:
-                self._wait(warp, until, _WORDS[of], part.demands[0][0])
-                warp.now = warp.horizon = until
+        part = event.part
+        if part.role[0] or event.turns:
+            self._begin(warp, part)
         start, pending = warp.now, warp.pending
         served, delay = self._serve(warp, event, start)
         last = start + delay + part.begins
@@ -271,13 +261,33 @@ class Clocks:
         if not warp.number % self._each:
             self._note(part, last - start - delay - part.begins)
         warp.now, warp.horizon = served, max(warp.horizon, last)
+        if event.copies or event.commits:
+            self._commit(warp, event, served)
+        if self._spans is not None:
+            self._span(warp, event, start, last)
+
+    def _begin(self, warp: _Warp, part: Part) -> None:
+        """Begin after all instructions before, and when few enough of the warp's own copies or products are left."""
+        warp.now = max(warp.now, warp.horizon)
+        if not part.role[0]:
+            return
+        of, stay = _WAITED[part.role[0]], part.role[1]
+        groups = warp.groups[of]
+        done = groups[: max(len(groups) - stay, 0)]
+        del groups[: len(done)]
+        until = max(done, default=0.0)
+        if until > warp.now:
+            self._wait(warp, until, _WORDS[of], part.demands[0][0])
+            warp.now = warp.horizon = until
+
+    def _commit(self, warp: _Warp, event: Runs, served: float) -> None:
+        """Note when what the part has started is there, and the groups that it commits."""
         if event.copies:
-            slowest = max((latencies[cache] for cache in part.missed.values()), default=latencies["l2"])
+            latencies = self._rates.latencies
+            slowest = max((latencies[cache] for cache in event.part.missed.values()), default=latencies["l2"])
             warp.under_way["copy"] = max(warp.under_way["copy"], served + slowest)
         for of in event.commits:
             warp.groups[of].append(warp.under_way[of])
-        if self._spans is not None:
-            self._span(warp, event, start, last)
 
     def _note(self, part: Part, late: float) -> None:
         """Count the waits for registers of the first warp of a block."""

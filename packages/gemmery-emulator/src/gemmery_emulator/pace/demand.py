@@ -78,7 +78,9 @@ def demand_of(instruction: Instruction) -> WarpDemand:
         elif opcode.family != "wgmma" and unit != "tensor_f64":
             amounts["warp_tensor"] = operations
     role = "barrier" if is_barrier else _role(opcode)
-    reads, writes = ((), ()) if role == "wgmma" else _operands(instruction)  # whose sums are there when it is waited for
+    reads, writes = (
+        ((), ()) if role == "wgmma" else _operands(instruction)
+    )  # whose sums are there when it is waited for
     waits = -1
     if role.endswith("_wait"):
         waits = 0 if opcode.name == "cp.async.wait_all" else int(instruction.text.rstrip("; ").split()[-1])

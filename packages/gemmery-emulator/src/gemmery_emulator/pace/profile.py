@@ -1,7 +1,7 @@
 """What a warp does between two waits, worked out once: how long alone, and when its registers are there.
 
-Instructions begin as soon as their operands are there, because ptxas arranges them so, across forward branches too. They
-do not move to an earlier turn of a loop, and not across a barrier.
+Instructions begin as soon as their operands are there, because ptxas arranges them so, across forward branches too.
+They do not move to an earlier turn of a loop, and not across a barrier or a store.
 """
 
 from __future__ import annotations

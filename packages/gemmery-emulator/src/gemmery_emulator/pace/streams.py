@@ -68,7 +68,9 @@ class Streams:
             group = warp // self._each // self._cluster
             key: Key = "cluster", group, self._turns[warp][acquired]
             self._turns[warp][acquired] += 1
-            event = Awaits(key, "waits for its cluster", index) if acquired else Arrives(key, self._latencies["cluster"])
+            event = (
+                Awaits(key, "waits for its cluster", index) if acquired else Arrives(key, self._latencies["cluster"])
+            )
             self._later.append((warp, event))
 
     def mbarrier(self, event: BarrierEvent) -> None:

@@ -58,8 +58,8 @@ class WarpTimeline:
         A process is a block, a thread one of its warps; copies have a row of their own for each warp that starts them.
         """
         events: list[dict[str, object]] = []
-        for block in sorted({span.warp // self.each for span in self.spans}):
-            events.append(_named("process_name", block, 0, f"block {block} of {self.kernel} on {self.card}"))
+        blocks = sorted({span.warp // self.each for span in self.spans})
+        events += [_named("process_name", at, 0, f"block {at} of {self.kernel} on {self.card}") for at in blocks]
         for warp, row in self.rows().items():
             block, own = divmod(warp, self.each)
             events.append(_named("thread_name", block, own, f"warp {own}"))
@@ -69,8 +69,8 @@ class WarpTimeline:
                 block, own = divmod(span.warp, self.each)
                 events.append(self._event(span, block, track))
                 events[-1]["args"] = {"line": self.line(span), "warp": own}
-            for block in {span.warp // self.each for span in row}:
-                events.append(_named("thread_name", block, track, "bulk copies"))
+            of = {span.warp // self.each for span in row}
+            events += [_named("thread_name", at, track, "bulk copies") for at in sorted(of)]
         return json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}, allow_nan=False)
 
     def _event(self, span: Span, process: int, thread: int) -> dict[str, object]:

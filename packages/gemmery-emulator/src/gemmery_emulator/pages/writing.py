@@ -14,7 +14,6 @@ from typer import CallbackParam, Option
 
 from gemmery.errors import ArgumentError, InstallError, missing
 
-
 STARTS = (b"<!doctype html", b"<html", b"<svg", b"<?xml")  # of pages and pictures
 
 

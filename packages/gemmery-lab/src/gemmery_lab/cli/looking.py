@@ -1,4 +1,4 @@
-"""The commands that are no benchmarks: ladder diff, ladder explain, inspect, doctor, verify, predict, warm, run, and emulate."""
+"""Commands that are no benchmarks: ladder diff and explain, inspect, doctor, verify, predict, warm, run, emulate."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Annotated
 from gemmery import dtypes
 from gemmery.errors import ArgumentError, DeviceError, DTypeError
 from gemmery_emulator.kernels import command
-from gemmery_emulator.pages.writing import HtmlToo, as_json, check_page, check_trace, check_writable, console, place, write_page
+from gemmery_emulator.pages.writing import (
+    HtmlToo,
+    as_json,
+    check_page,
+    check_trace,
+    check_writable,
+    console,
+    place,
+    write_page,
+)
 from gemmery_lab.cli import parser
 from gemmery_lab.cli.parser import Action, As, Json, app, argument, ladder_app, option, texts
 
@@ -56,13 +65,12 @@ def explain(
     timeline: Annotated[Path | None, option("explain.timeline", show_default=False, callback=place)] = None,
     html: HtmlToo = None,
 ) -> Action:
-    """Explain a step of the GPU's ladder: the counters that moved, the predicted time that moved, the lines that changed.
+    """Explain a step of the GPU's ladder: the counters, the predicted time and the lines that moved.
 
     Both rungs run on the emulator, on a small product; their times are predicted for a large one.
     """
-    from gemmery_lab import asked
-
     from gemmery.cuda.pipes import predictable
+    from gemmery_lab import asked
 
     emulated_as, type_ = asked.emulated_card(card).name, asked.stepped(old, new, dtype)
     if html is not None:

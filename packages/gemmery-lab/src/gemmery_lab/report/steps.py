@@ -1,8 +1,8 @@
-"""A step of the ladder, from a rung to the next: the counters and the time that moved, a picture, the lines that changed."""
+"""A step of the ladder, from a rung to the next: the counters, the time and the lines that moved, and a picture."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from rich.console import Console, Group
@@ -112,19 +112,23 @@ def sheets(step: Step) -> tuple[Sheet, ...]:
         products = [f"Both: {old.m} × {old.n} × {old.k}, {old.dtype}."]
     else:
         products.append(f"Counts of {new.rung} are for as many operations as {old.rung} has.")
-    number: Callable[[float], str] = lambda value: f"{value:,.0f}" if value == int(value) else numerals.digits(value)
     counted = tabulate(
         "Counters that moved",
         [
             ("counter", lambda row: row[0]),
-            (old.rung, lambda row: number(row[1])),
-            (new.rung, lambda row: number(row[2])),
+            (old.rung, lambda row: _number(row[1])),
+            (new.rung, lambda row: _number(row[2])),
             ("×", lambda row: f"{numerals.digits(row[2] / row[1])}" if row[1] else ""),
         ],
         _moved(step),
         products,
     )
     return (counted, _terms(step)) if step.times else (counted,)
+
+
+def _number(value: float) -> str:
+    """A count, or a figure."""
+    return f"{value:,.0f}" if value == int(value) else numerals.digits(value)
 
 
 def _terms(step: Step) -> Sheet:
@@ -174,7 +178,9 @@ def picture(step: Step) -> svg.Plot | None:
         on.grid(False, axis="y")
         svg.name_rows(on, range(len(rows)), [row[0] for row in rows])
         on.set_xlabel("µs")
-        drawing = svg.render(on, name, f"the predicted times of {step.old.rung} and {step.new.rung}, by what takes them")
+        drawing = svg.render(
+            on, name, f"the predicted times of {step.old.rung} and {step.new.rung}, by what takes them"
+        )
     caption = f"Above, pale: {step.old.rung}. Below: {step.new.rung}. Shorter is faster; units overlap."
     return svg.Plot(name, "The time that moved", caption, drawing)
 

@@ -41,14 +41,21 @@ def warps_picture(timeline: WarpTimeline, name: str = "warps-1") -> Plot:
             parts.append(cell(begin, top, max(end - begin, 0.5), HEIGHT, FILLS[what], told))
         top += HEIGHT + GAP
     whole = timeline.clocks / timeline.clock
-    parts.append(label(LEFT, top + 8, f"time: {digits(whole * 1e-3)} µs, {digits(timeline.clocks)} clocks →", "muted", 10, "start"))
+    parts.append(
+        label(
+            LEFT, top + 8, f"time: {digits(whole * 1e-3)} µs, {digits(timeline.clocks)} clocks →", "muted", 10, "start"
+        )
+    )
     parts.append(key(LEFT, top + 28, [(FILLS[what], what) for what in drawn]))
     totals = timeline.totals()
     everything = sum(totals.values()) or 1.0
-    listed = ", ".join(f"{what} {percent(each / everything)}" for what, each in sorted(totals.items(), key=lambda row: -row[1]))
+    listed = ", ".join(
+        f"{what} {percent(each / everything)}" for what, each in sorted(totals.items(), key=lambda row: -row[1])
+    )
     more = f" {len(rows) - len(shown)} more warps are not drawn." if len(rows) > len(shown) else ""
     copies = sum(span.what == COPY for span in timeline.spans)
-    caption = f"The warps of the blocks with which a multiprocessor of {timeline.card} begins, by predicted clocks. Of the time of all warps: {listed}.{more}"
+    caption = f"The warps of the blocks with which a multiprocessor of {timeline.card} begins, by predicted clocks. "
+    caption += f"Of the time of all warps: {listed}.{more}"
     caption += f" {copies:,} bulk copies go on meanwhile." if copies else ""
     title = "What each warp does over time"
     return Plot(name, title, caption, svg(title, top + 44, parts))

@@ -157,8 +157,6 @@ def _doubts(shape: LaunchShape, sample: Paced, device: Device) -> tuple[str, ...
     kinds = sample.amounts.sum(axis=0)
     warps = sample.blocks * -(-shape.threads // WARP)
     doubts = {
-        "warps with different roles, which wait for each other": sample.apart,
-        "waits for bulk copies: they count as hidden": kinds[KINDS.index("bulk")] > 0,
         f"few warps: {warps} on a multiprocessor, so that dependent instructions wait": warps < FEW_WARPS,
         f"the size of the L2 cache: {shape.bytes / 2**20:,.0f} MiB of arrays, {device.l2 >> 20} MiB of L2":
             device.l2 < shape.bytes < float("inf"),

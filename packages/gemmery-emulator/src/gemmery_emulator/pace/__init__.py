@@ -68,8 +68,6 @@ class Paced:
     blocks: int
     loaded: float  # distinct bytes of global memory
     written: float
-    barriers: int
-    apart: bool  # whether most instructions were of less than half of the warps: warps have roles
     spills: bool
     spans: tuple[Span, ...] = ()  # what each warp did, if it was asked for
 
@@ -125,8 +123,6 @@ class Pace(Observer):
         self._asked: dict[int, dict[int, float]] = {}  # by access of the latest basic block, amounts by kind
         self._pending: tuple[int, int, list[int]] | None = None
         self._streams = Streams(machine, self._rates.latencies)
-        self._executed = self._together = 0
-        self._barriers = 0
         self._spills = False
         self._blocks: dict[tuple[int, int], list[Numbered]] = {}
         self._parts: dict[tuple[int, int, Missed], Runs] = {}
@@ -139,8 +135,6 @@ class Pace(Observer):
         for index, demand in demands:
             for place, amount in demand.amounts:
                 self._amounts[index, place] += amount * warps
-        self._executed += warps * (last - first)
-        self._together += warps * (last - first) * (2 * warps >= machine.warps)
         some = (
             range(machine.warps)
             if machine.ran is None
@@ -293,7 +287,6 @@ class Pace(Observer):
 
     def barrier(self, machine: Machine, index: int, barrier: int, mask: Mask) -> None:
         if barrier >= 0:
-            self._barriers += 1
             self._streams.barrier(machine, index, barrier, mask)
 
     def mbarrier(self, machine: Machine, event: BarrierEvent) -> None:
@@ -341,8 +334,6 @@ class Pace(Observer):
             blocks=machine.blocks // self._apart,
             loaded=(float(np.count_nonzero(self._loaded)) * banks.SECTOR + self._bulk) / self._apart,
             written=float(np.count_nonzero(self._written)) * banks.SECTOR / self._apart,
-            barriers=self._barriers,
-            apart=2 * self._together < self._executed,
             spills=self._spills,
             spans=clocks.spans,
         )

@@ -132,7 +132,9 @@ def predict_launch(
     busy = terms[longest] + waiting
     # L2 has a clock of its own: only what tensor cores take longer than it makes the launch longer.
     busy += max(terms["tensor"] + cooled - max(terms["tensor"], terms["L2"], terms["L2 stores"]), 0.0)
-    total = max(launch + max(busy, memory), DISPATCHED * shape.blocks)
+    # Memory and multiprocessors are two stages: the shorter one is hidden but for the first of all turns.
+    turns = 1 + max(first.turns + (last.turns - first.turns) * beyond, 0.0)
+    total = max(launch + max(busy, memory) + min(busy, memory) / (rounds * turns), DISPATCHED * shape.blocks)
     terms |= {"memory": memory, "waits": waiting, "launch": launch}
     bound = max(terms, key=lambda name: terms[name])
     shared_out = {"memory": "L2", "launch": longest}.get(bound, bound)  # what is told apart by line

@@ -68,6 +68,7 @@ class Paced:
     blocks: int
     loaded: float  # distinct bytes of global memory
     written: float
+    turns: int  # of loops, that the first warp begins
     spills: bool
     spans: tuple[Span, ...] = ()  # what each warp did, if it was asked for
 
@@ -334,6 +335,7 @@ class Pace(Observer):
             blocks=machine.blocks // self._apart,
             loaded=(float(np.count_nonzero(self._loaded)) * banks.SECTOR + self._bulk) / self._apart,
             written=float(np.count_nonzero(self._written)) * banks.SECTOR / self._apart,
+            turns=self._streams.turned,
             spills=self._spills,
             spans=clocks.spans,
         )

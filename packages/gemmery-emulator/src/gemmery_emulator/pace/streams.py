@@ -25,6 +25,7 @@ class Streams:
         self._cluster = machine.launch.together
         self._latencies = latencies
         self._later: list[tuple[int, Event]] = []
+        self.turned = 0  # turns of loops that the first warp begins
         self._latest = [-1] * machine.warps  # by warp, the first instruction of its latest basic block
         self._phases: dict[tuple[int, int], int] = defaultdict(int)  # by block and address, how many have ended
         self._rounds: dict[tuple[int, int], int] = defaultdict(int)  # of barriers, by block and number
@@ -35,6 +36,7 @@ class Streams:
         """Note the basic block that warps execute; returns whether it begins a new turn of a loop, by warp."""
         latest = self._latest
         again = [first <= latest[warp] for warp in warps]
+        self.turned += bool(again and again[0] and warps[0] == 0)
         for warp in warps:
             latest[warp] = first
         return again

@@ -139,7 +139,7 @@ class Pace(Observer):
         some = (
             range(machine.warps)
             if machine.ran is None
-            else machine.ran.reshape(-1, banks.WARP).any(axis=1).nonzero()[0]
+            else np.flatnonzero(machine.ran.reshape(-1, banks.WARP).any(axis=1))
         )
         self._pending = first, last, list(map(int, some))
         self._missed = {}
@@ -181,8 +181,8 @@ class Pace(Observer):
         distinct = np.unique(sectors)
         if event.kind != "ld" and event.kind != "cp.async":
             count = _distinct(sectors)
-            active = machine.threads if event.mask is None else int(np.count_nonzero(event.mask))
-            size = max(min(active * event.width, count * banks.SECTOR), PART_OF_SECTOR * count * banks.SECTOR)
+            threads = machine.threads if event.mask is None else int(np.count_nonzero(event.mask))
+            size = max(min(threads * event.width, count * banks.SECTOR), PART_OF_SECTOR * count * banks.SECTOR)
             self._add(index, "stored" if event.kind == "st" else "atomics", size)
             self._written[distinct] = True
             return
@@ -251,7 +251,7 @@ class Pace(Observer):
                 whole = self._clocks_of(each[1].amounts) if each[1].role != "wgmma" else 0.0
                 return float(np.max(whole + dynamic.get(each[0], 0.0)))
 
-            parts = []
+            parts = list[Runs]()
             for demands in parted(self._block(first, last), clocks):
                 asks = sum((dynamic[index] for index, _ in demands if index in dynamic), np.zeros(len(UNITS)))
                 part = self._parts.get((demands[0][0], demands[-1][0], missed))

@@ -133,10 +133,11 @@ def _number(value: float) -> str:
 
 def _terms(step: Step) -> Sheet:
     """Microseconds of each term of both predictions, the longest of the old first."""
-    rows = [("all", *(row.prediction.seconds for row in step.times or () if row.prediction)), *_longest(step)]
     before, after = step.times or (None, None)
     assert before is not None
     assert after is not None
+    whole = [row.prediction.seconds if row.prediction else 0.0 for row in (before, after)]
+    rows: list[tuple[str, float, float]] = [("all", whole[0], whole[1]), *_longest(step)]
     products = [f"{row.rung}: {row.m} × {row.n} × {row.k}, {row.dtype}." for row in (before, after)]
     card = before.prediction.card if before.prediction else ""
     return tabulate(

@@ -65,7 +65,10 @@ BARRIER = 16  # threads a clock; CUDA Programming Guide, "Synchronization Instru
 
 # Lanes: CUDA Programming Guide, "Throughput of Native Arithmetic Instructions". L1: the same, "Technical Specifications
 # per Compute Capability". Latencies of memories: Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU
-# Architecture", 2024 (arXiv 2402.13499); of L2 and memory of sm_90 a chain of loads on an H200. There peak_mma.cu and
+# Architecture", 2024 (arXiv 2402.13499); of L2 of sm_90 a chain of loads on an H200, and of memory what copies of all
+# multiprocessors take longer. benchmarks/memory_paths.py has these, what L2 gives and takes, and handshakes: `l2_all`
+# is between 4,350 with up to 12 readers and 8,400 in step, as neighbours share; `stores_all` between 1,300 for stores
+# that sweep memory and 1,780 for those that stay (simt_linear). There peak_mma.cu and
 # peak_wgmma.cu measure the shares of tensor cores, a loop of m8n8k4 `small_f64`; `heat` is from the clocks recorded
 # with the ladder in bf16.
 # Of sm_75: Jia et al., "Dissecting the NVidia Turing T4 GPU via Microbenchmarking", 2019 (arXiv 1903.07486). No such
@@ -85,7 +88,7 @@ PIPES: Mapping[int, Pipes] = {
 OPERANDS = 0.187  # issue slots that a multiply-add of three registers takes longer because they share a bank
 OPERANDS_F64 = 0.16  # the same in f64, as a share of its time
 
-# Fitted to records of the ladder on an H200 in f32 and bf16; those in f16 and f64 are held out.
+# Fitted to records of the ladder on an H200 in f32, bf16 and f64; those in f16 are held out.
 LAUNCH = 2e-6  # seconds of the first launch, with the time to start and to end it
 OVERLAPPED = 1.2e-6  # of one whose predecessor lets it begin before it ends, in a series of such launches
 NEXT = 1e-6  # seconds of each launch after it

@@ -72,6 +72,7 @@ class LockStep:
         for name, slot in program.provided.items():
             self.registers[slot] = specials.value(self, name)
         self.places = Places(self.threads, program.stop)
+        self.ran: Mask = None
         self.failed: Any = False
         self.elapsed = self.changes = 0
         self.at_end: list[Callable[[], None]] = []
@@ -199,6 +200,7 @@ class LockStep:
         warps, threads = self.warps, self.threads
         if mask is not None:
             warps, threads = warps_in(mask), int(np.count_nonzero(mask))
+        self.ran = mask
         self.observers.executed(self, block.first, block.last, warps, threads)
         self.elapsed += self.ended - block.first
         for step in block.steps:

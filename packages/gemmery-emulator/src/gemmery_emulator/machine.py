@@ -97,6 +97,7 @@ class Machine(Protocol):
     followed: frozenset[int]  # slots of registers that may be read before they are written
     parameters: NDArray[np.uint8]
     places: Places
+    ran: Mask  # the threads that execute the current basic block
     failed: Any  # the threads whose latest wait failed
     elapsed: int  # instructions executed before the current basic block, less the number of its first one
     changes: int  # of what threads sleep for; each one wakes them

@@ -178,6 +178,23 @@ def element_type(dtype: str, kind: str) -> str:
         raise ArgumentError(f"rungs for {'the CPU' if kind == 'cpu' else 'a GPU'}: {error}") from None
 
 
+def stepped(old: str, new: str, dtype: str = "") -> str:
+    """Return the element type in which two rungs of the GPU's ladder are compared: f32, or the first that both take.
+
+    Raises ArgumentError for a rung that is not in that ladder, for the same one twice, and where they share no type.
+    """
+    first, second = rungs([old, new], "cuda") if old != new else [None, None]
+    if first is None or second is None:
+        raise ArgumentError(f"rung {old!r} is compared with itself: name two, as in simt_naive simt_smem")
+    if dtype:
+        return element_type(dtype, "cuda")
+    both = [name for name in ("f32", *first.dtypes) if name in first.dtypes and name in second.dtypes]
+    if not both:
+        types = f"{old} takes {', '.join(first.dtypes)}, {new} {', '.join(second.dtypes)}"
+        raise ArgumentError(f"{types}: they share no element type; explain steps between rungs that do")
+    return both[0]
+
+
 def spelled(dtype: str) -> str:
     """Return gemmery's name of any element type or of tf32; "" for "".
 

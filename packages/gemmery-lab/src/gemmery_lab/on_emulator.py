@@ -24,7 +24,7 @@ import gemmery
 import gemmery_emulator
 from gemmery import cache, config
 from gemmery.cuda import nvrtc, sass
-from gemmery.cuda.device import KNOWN, Device
+from gemmery.cuda.device import KNOWN, WARP, Device
 from gemmery.cuda.geometry import Geometry
 from gemmery.cuda.pipes import Pipes, pipes_of
 from gemmery.cuda.roofline import roofs, unit
@@ -39,6 +39,7 @@ from gemmery_emulator.kernels.prediction import LaunchShape, SampledLaunch, pred
 from gemmery_emulator.kernels.programs import prepared
 from gemmery_emulator.machine import LaunchConfig
 from gemmery_emulator.pace import Paced
+from gemmery_emulator.pace.timeline import WarpTimeline
 from gemmery_emulator.run import EmulatedRun
 from gemmery_emulator.trace import Trace
 from gemmery_emulator.trace.selection import select
@@ -55,6 +56,7 @@ SMALL = 32  # side for the rung of one block
 ALIGNED = 128  # `Rung.expect` is about sides that are multiples of this, so that all tiles are whole
 SIZE = 4096  # side of the products whose times are predicted, unless sizes are named
 STEP = 256  # elements along k that the longer of two samples has more: a multiple of every tile
+SHORT_STEP = 128  # of kernels that load a tile, wait for it and multiply it, one after the other
 STEP_OF_ROW = 2048  # of a row times a matrix
 SLACK = 1 << 16  # bytes after the workspace
 CHECKOUT = Path(__file__).resolve().parents[4] / "benchmarks" / "results"
@@ -323,7 +325,8 @@ def predicted_rung(
     row = PredictedRung(rung.name, work.m, work.n, work.k, work.precision or work.dtype, rung.explicit(full))
     problem = work.problem._replace(device=device.name)
     try:
-        geometry, (lengths, beyond) = launch_of(rung, problem, full), _lengths(problem)
+        geometry = launch_of(rung, problem, full)
+        lengths, beyond = _lengths(problem, _overlaps(geometry, device))
         every = [list(_samples(problem, geometry, length, device, pipes)) for length in lengths]
         predictions = [
             predict_launch(device, pipes, same[-1][0], [paced for _, paced in same], beyond, follows=place > 0)
@@ -336,17 +339,44 @@ def predicted_rung(
     return replace(row, prediction=reduce(add, predictions), unit=on)
 
 
-def _lengths(problem: Problem) -> tuple[tuple[int, ...], float]:
+def _overlaps(geometry: Geometry, device: Device) -> bool:
+    """Whether a kernel copies tiles ahead, or multiplies on tensor cores: several of its steps make one round."""
+    codes = (nvrtc.ptx(each.source, each.kernel, device.arch).text for each in geometry.launches)
+    return any("cp.async" in code or "mma" in code for code in codes)
+
+
+def _lengths(problem: Problem, overlaps: bool = True) -> tuple[tuple[int, ...], float]:
     """The lengths along k of the samples, and how far the product is beyond the first, in steps to the second."""
-    step = STEP_OF_ROW if problem.m == 1 else STEP
+    step = STEP_OF_ROW if problem.m == 1 else STEP if overlaps else SHORT_STEP
     first = step + problem.k % step
     if problem.k <= first + step:
         return (problem.k,), 0.0
     return (first, first + step), (problem.k - first) / step
 
 
+def rung_timeline(row: PredictedRung, card: str) -> WarpTimeline:
+    """Return what the warps of a predicted rung do over time: of the first blocks of a multiprocessor, with a short k.
+
+    >>> timeline = rung_timeline(predicted_ladder(["simt_smem"], [512])[0], "h200")
+    >>> timeline.kernel, timeline.each
+    ('simt_smem', 8)
+
+    Raises EmulationError or RefusedError for what cannot be predicted.
+    """
+    device, pipes = pipes_of(card)
+    rung, dtype = find(CUDA, row.rung), "f32" if row.dtype == asked.TF32 else row.dtype
+    out, precision = asked.result_type(dtype), asked.TF32 if row.dtype == asked.TF32 else ""
+    work = Work(row.m, row.n, row.k, dtype, out, b_layout="col" if row.m == 1 else "row", precision=precision)
+    problem = work.problem._replace(device=device.name)
+    geometry = launch_of(rung, problem, {**rung.default, **row.config})
+    lengths, _ = _lengths(problem, _overlaps(geometry, device))
+    shape, paced = list(_samples(problem, geometry, lengths[0], device, pipes, spans=True))[-1]
+    each, lines = -(-shape.threads // WARP), tuple(map(str, shape.lines))
+    return WarpTimeline(row.rung, device.name, device.clock, paced.rounds[0], each, paced.spans, lines)
+
+
 def _samples(
-    problem: Problem, geometry: Geometry, length: int, device: Device, pipes: Pipes
+    problem: Problem, geometry: Geometry, length: int, device: Device, pipes: Pipes, *, spans: bool = False
 ) -> Iterator[tuple[LaunchShape, Paced]]:
     """Run the launches of a product whose matrices keep their strides, but of whose k only `length` are summed."""
     gemm = _strided(problem, length)
@@ -363,7 +393,7 @@ def _samples(
         launch = LaunchConfig(each.grid, each.block, argument, each.shared, (each.cluster, 1, 1))
         sampled = SampledLaunch(program, launch, report.registers, report.shared + each.shared)
         shape = sampled.shape(device, whole)
-        yield shape, sampled.sample(device, pipes, memory, shape)
+        yield shape, sampled.sample(device, pipes, memory, shape, spans=spans)
 
 
 def _element(problem: Problem, name: str) -> np.dtype:

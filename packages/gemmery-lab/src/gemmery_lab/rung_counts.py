@@ -74,6 +74,11 @@ class EmulatedRung:
     seconds: float = 0.0  # that the emulator took
 
     @property
+    def operations(self) -> int:
+        """Operations of the product, a multiply-add as two."""
+        return 2 * self.m * self.n * self.k
+
+    @property
     def roofs(self) -> Mapping[str, float]:
         """The least seconds under each limit of a device that the grid fills, if caches hold nothing."""
         return {name: getattr(self, f"{name}_seconds") for name in ("compute", "memory", "shared", "issue")}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from gemmery.errors import ArgumentError, CheckError, DeviceError
-from gemmery_emulator.pages.writing import HtmlToo, check_page, console, write_page
+from gemmery_emulator.pages.writing import HtmlToo, check_page, check_trace, console, write_page
 
 if TYPE_CHECKING:
     from gemmery_emulator.kernels.kernel_run import KernelRun
@@ -86,6 +86,10 @@ def emulate(
     line: Annotated[
         str, Option(metavar="FILE:LINE", help="Draw the accesses of this line.", show_default="the costliest")
     ] = "",
+    timeline: Annotated[
+        Path | None,
+        Option(metavar="PATH", help="Write what each warp does on the card, for Perfetto.", show_default=False),
+    ] = None,
     json: Annotated[bool, Option("--json", help="Print JSON; a list with --against.")] = False,
     run: Annotated[bool, Option("--run", help="Run main(), too; each --arg is a word for it.")] = False,
     html: HtmlToo = None,
@@ -95,7 +99,13 @@ def emulate(
 
     if run:
         unused = {"--grid": grid, "--block": block, "--kernel": kernel, "--shared": shared, "--check": check}
-        unused |= {"--against": against, "--seed": seed is not None, "--html": html, "--line": line}
+        unused |= {
+            "--against": against,
+            "--seed": seed is not None,
+            "--html": html,
+            "--line": line,
+            "--timeline": timeline,
+        }
         for name, value in unused.items():
             if value:
                 raise ArgumentError(f"{name} with --run: the program itself launches its kernels; leave it out")
@@ -117,13 +127,18 @@ def emulate(
             raise ArgumentError(str(error)) from error
     files = [file, *([against] if against else [])]
     _checked_files(files)
+    if timeline is not None and (not card or against is not None):
+        way = "it is of one kernel; leave --against out" if card else "it is that of a card; add --card h200"
+        raise ArgumentError(f"--timeline {timeline}: {way}")
+    if timeline is not None:
+        check_trace(timeline)
     if line and html is None:
         raise ArgumentError(f"--line {line}: the line is drawn on the page; add --html PATH")
     if html is not None:
         check_page(html, "jinja2", "matplotlib")
     options: dict[str, Any] = {**sizes, "shared": shared, "arch": arch, "options": tuple(option or ()), "seed": seed}
     run_each = [partial(_run, path, kernel, arg or [], values, options, expected, tolerance or 0) for path in files]
-    return partial(_emulate, run_each, bool(expected), card, line, json, html)
+    return partial(_emulate, run_each, bool(expected), card, line, json, html, timeline)
 
 
 def _checked_files(files: Sequence[Path]) -> None:
@@ -170,6 +185,7 @@ def _emulate(
     line: str,
     json: bool,
     html: Path | None,
+    timeline: Path | None,
 ) -> int:
     from gemmery_emulator.kernels.kernel_run import run_page, summary
     from gemmery_emulator.kernels.terminal_tables import show_prediction, show_run, show_runs
@@ -179,7 +195,9 @@ def _emulate(
     runs = [run for run, _ in outcomes]
     wrong = [complaint for _, complaint in outcomes if complaint]
     predictions = [run.predict(card) for run in runs] if card else []
-    page = run_page(runs[0], runs[1] if len(runs) > 1 else None, line, predictions) if html is not None else ""
+    timelines = [run.timeline(card) for run in runs] if card and (html is not None or timeline is not None) else []
+    others = (runs[1] if len(runs) > 1 else None, line, predictions, timelines)
+    page = run_page(runs[0], *others) if html is not None else ""
     # From here on nothing is refused, so that no output is cut short.
     for place, (run, complaint) in enumerate(outcomes):
         if not json:
@@ -197,6 +215,9 @@ def _emulate(
         show_runs(runs[0], runs[1], console())
     if html is not None:
         (sys.stderr if json else sys.stdout).write(f"page: {write_page(html, page)}\n")
+    if timeline is not None:
+        written = write_page(timeline, timelines[0].trace(), "--timeline")
+        (sys.stderr if json else sys.stdout).write(f"timeline: {written}, for ui.perfetto.dev\n")
     sys.stderr.writelines(f"gemmery: {complaint}\n" for complaint in wrong)
     return 1 if wrong or any(run.findings for run in runs) else 0
 

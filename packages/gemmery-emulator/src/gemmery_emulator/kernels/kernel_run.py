@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from gemmery.errors import ArgumentError, not_installed
 from gemmery_emulator.kernels import counters
 from gemmery_emulator.kernels.counters import EmulatorCounts, Section, count_run, counts_section
-from gemmery_emulator.kernels.prediction import Prediction, predicted_run
+from gemmery_emulator.kernels.prediction import Prediction, predicted_run, warp_timeline
+from gemmery_emulator.pace.timeline import WarpTimeline
 from gemmery_emulator.pages import numerals
 from gemmery_emulator.run import EmulatedRun
 
@@ -69,6 +70,19 @@ class KernelRun(EmulatedRun):
         """
         return predicted_run(self, card)
 
+    def timeline(self, card: str) -> WarpTimeline:
+        """Return what each warp does over time on a card, of the blocks with which a multiprocessor begins.
+
+        >>> import numpy as np, gemmery as gm
+        >>> code = "__global__ void f(float* x) { x[blockIdx.x * 256 + threadIdx.x] += 1; }"
+        >>> timeline = gm.emulate(code, "f", 1024, 256, [np.zeros(1024 * 256, np.float32)]).timeline("a100")
+        >>> len(timeline.rows()), '"traceEvents"' in timeline.trace()
+        (64, True)
+
+        `trace()` is JSON that Perfetto and Chrome's tracing open. Raises as `predict` does.
+        """
+        return warp_timeline(self, card)
+
     def _repr_html_(self) -> str:
         try:
             from gemmery_emulator.pages.rendering import framed
@@ -118,10 +132,12 @@ def drawn(run: EmulatedRun, line: str = "") -> dict[str, str]:
 
 
 def run_page(
-    run: EmulatedRun, other: EmulatedRun | None = None, line: str = "", predictions: Sequence[Prediction] = ()
-) -> str:
-    """The page of a run, or of two side by side, with their predicted times."""
+    run: EmulatedRun, other: EmulatedRun | None = None, line: str = "", predictions: Sequence[Prediction] = (),
+    timelines: Sequence[WarpTimeline] = (),
+) -> str:  # fmt: skip
+    """The page of a run, or of two side by side, with their predicted times and what their warps do over them."""
     try:
+        from gemmery_emulator.pages.pictures.warps import warps_picture
         from gemmery_emulator.pages.rendering import render
     except ModuleNotFoundError as error:
         raise not_installed(error, "the page of a run") from error
@@ -129,6 +145,8 @@ def run_page(
     names = titled(runs) if other else [""]
     counts = [count_run(each, line if each is run else "") for each in runs]
     pairs = paired_pictures(list(zip(names, counts, strict=True)))
+    if timelines:
+        pairs.insert(0, [warps_picture(each, f"{place}-warps") for place, each in enumerate(timelines, 1)])
     return render(
         "run.html",
         __package__,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gemmery import display
 from gemmery.cuda.device import WARP, Device
-from gemmery.cuda.pipes import LAUNCH, NEXT, USABLE, Pipes, clocks_of, pipes_of
+from gemmery.cuda.pipes import DISPATCHED, LAUNCH, NEXT, OVERLAPPED, USABLE, Pipes, clocks_of, pipes_of
 from gemmery.cuda.roofline import occupancy
 from gemmery.errors import EmulationError
 from gemmery_emulator.findings.orders import orders
@@ -22,12 +22,13 @@ from gemmery_emulator.memory import Global
 from gemmery_emulator.op import Indices
 from gemmery_emulator.pace import UNITS, Pace, Paced, shares
 from gemmery_emulator.pace.demand import KINDS
+from gemmery_emulator.pace.timeline import WarpTimeline
 from gemmery_emulator.ptx import Line
 from gemmery_emulator.run import EmulatedRun
 
 FEW_WARPS = 12  # of a multiprocessor; below it instructions of a warp that depend on each other are not hidden
 TENSOR = ("tensor", "tensor_tf32", "tensor_8")  # kinds of instructions of tensor cores
-MANY = 4  # rounds of blocks from which on a multiprocessor begins a block whenever another ends
+ROUNDS = 2  # of blocks that are followed; the later ones take as long as the last of them
 UNKNOWN = 64  # registers of a thread of a kernel that is PTX
 LEAST_L1 = 16 << 10  # bytes that shared memory leaves
 RESERVED = 1024  # bytes of shared memory of each block that the system takes
@@ -43,6 +44,12 @@ class LaunchShape:
     cluster: int = 1
     bytes: float = float("inf")  # of all arrays
     lines: tuple[Line, ...] = ()  # of each instruction
+    overlaps: bool = False  # whether it lets the next launch begin before it ends
+
+    def clocks(self, device: Device, pipes: Pipes) -> dict[str, float]:
+        """Return the clocks of a multiprocessor for one of each kind of what the launch asks for."""
+        in_step = self.blocks <= device.sms * self.resident
+        return clocks_of(device, pipes, min(self.blocks, device.sms), in_step=in_step)
 
 
 @dataclass(frozen=True)
@@ -99,21 +106,17 @@ def predict_launch(
     first, last = samples[0], samples[-1]
     running = last.blocks
     amounts = np.maximum(first.amounts + (last.amounts - first.amounts) * beyond, 0) / running
-    clocks = clocks_of(device, pipes)
+    clocks = shape.clocks(device, pipes)
     by_unit = shares(clocks)
     units = by_unit @ amounts.sum(axis=0)  # clocks of one block
-    idle = [max(sample.clocks - sample.busy, 0.0) for sample in (first, last)]  # clocks in which all blocks wait
-    waits = max(float(idle[0] * (1 - beyond) + idle[1] * beyond), 0.0)
     each = -(-shape.blocks // device.sms)  # blocks of the busiest multiprocessor
-    if running > 2 and last.barriers and each > running:  # blocks of later rounds begin at other times
-        waits *= 2 / running
+    rounds = max(each / shape.resident, 1.0)
+    simulated = max(first.clocks(rounds) * (1 - beyond) + last.clocks(rounds) * beyond, 0.0)
 
     def seconds(clocks: float) -> float:
         """The time of all blocks of a multiprocessor, of which one takes so many clocks of a unit."""
         return clocks * each / (device.clock * 1e9)
 
-    rounds = each / shape.resident if each >= MANY * shape.resident else -(-each // shape.resident)
-    waiting = waits * rounds / (device.clock * 1e9)
     moved = sum(
         min((start + (end - start) * beyond) / running * shape.blocks, shape.bytes)
         for start, end in ((first.loaded, last.loaded), (first.written, last.written))
@@ -123,9 +126,15 @@ def predict_launch(
     kinds = amounts.sum(axis=0)
     tensor = (float(kinds[KINDS.index(name)]) * clocks[name] * pipes.tensor for name in TENSOR)  # at their peak
     cooled = pipes.heat * seconds(sum(tensor))
+    waiting = max(simulated / (device.clock * 1e9) - terms[longest], 0.0)
     memory = moved / (device.bandwidth * 1e9 * USABLE)
-    launch = NEXT if follows else LAUNCH
-    total = launch + max(terms[longest] + cooled + waiting, memory)
+    launch = NEXT if follows else OVERLAPPED if shape.overlaps else LAUNCH
+    busy = terms[longest] + waiting
+    # L2 has a clock of its own: only what tensor cores take longer than it makes the launch longer.
+    busy += max(terms["tensor"] + cooled - max(terms["tensor"], terms["L2"], terms["L2 stores"]), 0.0)
+    # Memory and multiprocessors are two stages: the shorter one is hidden but for the first of all turns.
+    turns = 1 + max(first.turns + (last.turns - first.turns) * beyond, 0.0)
+    total = max(launch + max(busy, memory) + min(busy, memory) / (rounds * turns), DISPATCHED * shape.blocks)
     terms |= {"memory": memory, "waits": waiting, "launch": launch}
     bound = max(terms, key=lambda name: terms[name])
     shared_out = {"memory": "L2", "launch": longest}.get(bound, bound)  # what is told apart by line
@@ -150,8 +159,6 @@ def _doubts(shape: LaunchShape, sample: Paced, device: Device) -> tuple[str, ...
     kinds = sample.amounts.sum(axis=0)
     warps = sample.blocks * -(-shape.threads // WARP)
     doubts = {
-        "warps with different roles, which wait for each other": sample.apart,
-        "waits for bulk copies: they count as hidden": kinds[KINDS.index("bulk")] > 0,
         f"few warps: {warps} on a multiprocessor, so that dependent instructions wait": warps < FEW_WARPS,
         f"the size of the L2 cache: {shape.bytes / 2**20:,.0f} MiB of arrays, {device.l2 >> 20} MiB of L2":
             device.l2 < shape.bytes < float("inf"),
@@ -168,32 +175,55 @@ def predicted_run(run: EmulatedRun, card: str) -> Prediction:
     and EmulationError where the blocks of one multiprocessor do not run alone, or use tensor memory.
     """
     device, pipes = pipes_of(card)
+    sampled, shape, paced = _sampled(run, device, pipes)
+    prediction = predict_launch(device, pipes, shape, [paced])
+    doubts = prediction.doubts
+    if sampled.assumed:
+        doubts += (f"the registers of a thread: the kernel is PTX, and {UNKNOWN} are assumed",)
+    if orders(sampled.program.kernel).hands_over:
+        doubts += ("blocks that wait for each other in global memory",)
+    warps = shape.resident * -(-shape.threads // WARP)
+    fits = f"{shape.resident} blocks, {warps} warps, on a multiprocessor"
+    fits = fits if sampled.assumed else f"{sampled.registers} registers a thread; {fits}"
+    return replace(prediction, doubts=doubts, fits=fits)
+
+
+def warp_timeline(run: EmulatedRun, card: str) -> WarpTimeline:
+    """Return what each warp does of the blocks with which a multiprocessor of a card begins.
+
+    Raises what `predicted_run` raises.
+    """
+    device, pipes = pipes_of(card)
+    sampled, shape, paced = _sampled(run, device, pipes, spans=True)
+    each = -(-sampled.launch.block_threads // WARP)
+    lines = tuple(map(str, shape.lines))
+    return WarpTimeline(run.kernel, card, device.clock, paced.rounds[0], each, paced.spans, lines)
+
+
+def _sampled(
+    run: EmulatedRun, device: Device, pipes: Pipes, *, spans: bool = False
+) -> tuple[SampledLaunch, LaunchShape, Paced]:
+    """Run the first blocks of a run's launch once more."""
     if run.rerun is None:
         raise EmulationError(f"{run.kernel} cannot run again: predict the time of a run of gm.emulate() itself")
     if orders(run.rerun.program.kernel).tensor_memory:
         raise EmulationError(
-            f"{run.kernel} uses tensor memory (tcgen05), which {card} does not have: times are not predicted for sm_100"
+            f"{run.kernel} uses tensor memory (tcgen05), which {device.name} does not have: times are not predicted "
+            "for sm_100"
         )
     registers, static = run.rerun.resources(device.arch)
     arguments = run.rerun.bind()
     launch = replace(run.launch, parameters=arguments.parameters)
-    sampled = SampledLaunch(run.rerun.program, launch, registers or UNKNOWN, static + launch.shared)
+    sampled = SampledLaunch(
+        run.rerun.program, launch, registers or UNKNOWN, static + launch.shared, assumed=not registers
+    )
     shape = sampled.shape(device, float(sum(each.size for each in arguments.memory.allocations)))
     try:
-        paced = sampled.sample(device, pipes, arguments.memory, shape)
+        return sampled, shape, sampled.sample(device, pipes, arguments.memory, shape, spans=spans)
     except EmulationError as error:
         raise EmulationError(
             f"the time of {run.kernel} cannot be predicted from the blocks of one multiprocessor: {error}"
         ) from None
-    prediction = predict_launch(device, pipes, shape, [paced])
-    doubts = prediction.doubts
-    if not registers:
-        doubts += (f"the registers of a thread: the kernel is PTX, and {UNKNOWN} are assumed",)
-    if orders(run.rerun.program.kernel).hands_over:
-        doubts += ("blocks that wait for each other in global memory",)
-    warps = shape.resident * -(-shape.threads // WARP)
-    fits = f"{shape.resident} blocks, {warps} warps, on a multiprocessor"
-    return replace(prediction, doubts=doubts, fits=f"{registers} registers a thread; {fits}" if registers else fits)
 
 
 @dataclass(frozen=True)
@@ -205,6 +235,7 @@ class SampledLaunch:
     registers: int  # of a thread
     shared: int  # bytes of a block, static and dynamic
     max_steps: int = LIMIT
+    assumed: bool = False  # whether the registers are
 
     def shape(self, device: Device, size: float) -> LaunchShape:
         """Return how the launch fills a device; `size` is the bytes of all arrays.
@@ -217,18 +248,31 @@ class SampledLaunch:
                 f"no block fits on a multiprocessor of {device.name}: {self.launch.block_threads} threads of "
                 f"{self.registers} registers, {self.shared} bytes of shared memory; name another card"
             )
-        lines = tuple(each.line for each in self.program.kernel.instructions)
-        return LaunchShape(
-            self.launch.blocks, self.launch.block_threads, full.blocks, self.launch.together, size, lines
-        )
+        instructions = self.program.kernel.instructions
+        lines = tuple(each.line for each in instructions)
+        overlaps = any(each.opcode.spelling == "griddepcontrol.launch_dependents" for each in instructions)
+        launch = self.launch
+        return LaunchShape(launch.blocks, launch.block_threads, full.blocks, launch.together, size, lines, overlaps)
 
-    def sample(self, device: Device, pipes: Pipes, memory: Global, shape: LaunchShape) -> Paced:
-        """Run the blocks that one multiprocessor begins with.
+    def sample(self, device: Device, pipes: Pipes, memory: Global, shape: LaunchShape, *, spans: bool = False) -> Paced:
+        """Run the blocks that one multiprocessor begins with; `spans` keeps what each warp does, of one round.
 
         Raises EmulationError for blocks that wait for others.
         """
         cache = max(LEAST_L1, pipes.l1 - shape.resident * (self.shared + RESERVED))
-        pace = Pace(self.program.merges, clocks_of(device, pipes), pipes.latencies.by_kind, cache)
+        rounds = 1 if spans else min(ROUNDS, -(-shape.blocks // (device.sms * shape.resident)))
+        at_once = min(shape.resident * device.sms, shape.blocks)
+
+        def new(loaded: float) -> float:
+            """The share of new bytes: what blocks at once load is new, and later blocks find it in L2."""
+            if not loaded or shape.bytes == float("inf"):
+                return 1.0
+            return min(1.0, shape.bytes / (shape.blocks / at_once * min(shape.bytes, loaded * at_once)))
+
+        pace = Pace(
+            self.program.merges, shape.clocks(device, pipes), pipes.latencies.by_kind, cache,
+            rounds=rounds, spans=spans, new=new,
+        )  # fmt: skip
         numbers = _numbers(self.launch, shape, device.sms)
         with np.errstate(all="ignore"):
             LockStep(self.program, self.launch, memory, numbers, (pace,), max_steps=self.max_steps).run()

@@ -1,12 +1,10 @@
-"""What the blocks that one multiprocessor runs side by side ask of it, and how long their warps wait.
-
-A `Scoreboard` tells when the registers of a warp are there that never waits for a pipe.
-"""
+"""What the blocks that one multiprocessor runs side by side ask of it, and how long their warps wait."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,76 +13,13 @@ from gemmery import banks
 from gemmery.errors import EmulationError
 from gemmery_emulator.counters import SHARED
 from gemmery_emulator.counters.merging import Merge
-from gemmery_emulator.machine import Access, Machine, Observer
-from gemmery_emulator.op import Flags, Indices
-from gemmery_emulator.pace.demand import KINDS, PLACE, WarpDemand, demand_of
-
-Numbered = tuple[int, WarpDemand]  # with the instruction's number
-
-
-class Scoreboard:
-    """Follows one warp, basic block by basic block.
-
-    Instructions begin as soon as their operands are there, because ptxas arranges them so, across forward branches too.
-    They do not move to an earlier turn of a loop, and not across a barrier.
-    """
-
-    def __init__(self, latencies: Mapping[str, float]) -> None:
-        self._latencies = latencies
-        self._ready: dict[str, float] = {}
-        self._now = self._horizon = self._since = self._copies = 0.0
-        self._groups: list[float] = []  # when the copies of each group of cp.async are there
-        self.waits: dict[int, float] = {}  # clocks that the warp waits at an instruction
-
-    def follow(self, demands: Sequence[Numbered], missed: Mapping[int, str], looped: bool) -> bool:
-        """Execute a basic block, and return whether it ends at a barrier.
-
-        `missed` names the cache where the latest access of an instruction ended, if not in L1; `looped` says that the
-        block begins a new turn of a loop.
-        """
-        ready, latencies, barrier = self._ready, self._latencies, False
-        if looped:
-            self._now = self._horizon
-        start, horizon = self._now, self._horizon
-        for index, demand in demands:
-            begin = start
-            for name in demand.reads:
-                there = ready.get(name, 0.0)
-                if there > begin:
-                    begin = there
-            if 0 <= demand.waits < len(self._groups):
-                complete = len(self._groups) - demand.waits
-                begin = start = max(begin, *self._groups[:complete])
-                del self._groups[:complete]
-            end = begin + latencies[missed.get(index, "l1") if demand.latency == "global" else demand.latency]
-            for name in demand.writes:
-                ready[name] = end
-            match demand.role:
-                case "copy":
-                    self._copies = max(self._copies, begin + latencies["l2"])
-                case "commit":
-                    self._groups.append(self._copies)
-                case "barrier":
-                    barrier = True
-                case "branch":
-                    start = max(start, begin)
-            if begin > horizon:
-                self.waits[index] = self.waits.get(index, 0.0) + begin - horizon
-                horizon = begin
-        self._horizon = horizon
-        self._now = horizon + latencies["barrier"] if barrier else start
-        return barrier
-
-    def since_barrier(self) -> float:
-        """Return the clocks since the latest barrier, and begin to count anew."""
-        self._horizon = max(self._horizon, self._now)
-        clocks, self._since = self._horizon - self._since, self._horizon
-        return clocks
-
-    def end(self) -> None:
-        """Wait for all results."""
-        self._horizon = max(self._horizon, max(self._ready.values(), default=0.0))
-
+from gemmery_emulator.hopper.cluster import BARRIER
+from gemmery_emulator.machine import Access, BarrierEvent, CopyEvent, Machine, Observer
+from gemmery_emulator.op import Flags, Indices, Mask
+from gemmery_emulator.pace.clocks import QUARTERS, Asked, Clocks, Rates, Runs, Span
+from gemmery_emulator.pace.demand import KINDS, PLACE, demand_of
+from gemmery_emulator.pace.profile import Numbered, part_of, parted
+from gemmery_emulator.pace.streams import Streams
 
 # Which kinds share a unit. A multiply-add that waits for its operands keeps its issue slot. Shared memory and the L1
 # cache are one memory.
@@ -100,10 +35,20 @@ UNITS: Mapping[str, tuple[str, ...]] = {
     "L1 requests": ("access", "shuffle"),
     "L1 lines": ("wavefronts", "lines"),
     "L1 bytes": ("wavefronts", "sectors"),
-    "L2": ("l2", "bulk", "stored", "atomics"),
+    "L2": ("l2", "bulk"),
+    "L2 stores": ("stored", "atomics"),
 }
 _MEMBERS = np.array([[kind in kinds for kind in KINDS] for kinds in UNITS.values()], float)
-_WITHOUT_MEMORY = {"global": 0.0, "l1": 0.0, "l2": 0.0, "barrier": 0.0}
+Missed = tuple[tuple[int, str], ...]  # accesses, with the cache where they ended
+AskedAt = tuple[tuple[int, tuple[tuple[int, float], ...]], ...]  # accesses, with amounts by kind
+
+# Units of which each quarter of a multiprocessor has its own.
+QUARTERED = ("issue", "fma", "integer", "multiply", "f64", "special", "tensor")
+_QUARTERED = frozenset(list(UNITS).index(name) for name in QUARTERED)
+_PARTS = np.where(np.isin(np.arange(len(UNITS)), list(_QUARTERED)), float(QUARTERS), 1.0)
+_L2, _STORES, _TENSOR = (list(UNITS).index(name) for name in ("L2", "L2 stores", "tensor"))
+WORD, PIECE = 4, 16  # bytes of a lane that L1 serves in one pass, and of the largest cp.async
+PART_OF_SECTOR = 0.7  # of the time of a whole sector that a store of a part of one takes; benchmarks/memory_paths.py
 
 
 def shares(clocks: Mapping[str, float]) -> NDArray[np.float64]:
@@ -118,30 +63,48 @@ class Paced:
 
     amounts: NDArray[np.float64]  # (instructions, KINDS), of all blocks together
     waits: NDArray[np.float64]  # clocks that a warp waited at each instruction
-    clocks: float  # until the last block ends, if all blocks wait at the same time
+    rounds: tuple[float, ...]  # clocks until the last block of each round ends
     busy: float  # clocks of the busiest unit
     blocks: int
     loaded: float  # distinct bytes of global memory
     written: float
-    barriers: int
-    apart: bool  # whether most instructions were of less than half of the warps: warps have roles
+    turns: int  # of loops, that the first warp begins
     spills: bool
+    spans: tuple[Span, ...] = ()  # what each warp did, if it was asked for
+
+    def clocks(self, rounds: float) -> float:
+        """The clocks of so many rounds of blocks, which overlap from the second on."""
+        first, last = self.rounds[0], self.rounds[-1]
+        return first + (rounds - 1) * (last - first) / max(len(self.rounds) - 1, 1)
+
+
+class Executes(NamedTuple):
+    """Warps execute a basic block."""
+
+    first: int
+    last: int
+    missed: Missed
+    asked: AskedAt
+    turns: bool
 
 
 class Pace(Observer):
     """Follows one chunk of blocks: all that a multiprocessor runs at once, or the blocks of one cluster.
 
     `clocks` are those of one of each of KINDS, `latencies` those of results in clocks, and `l1` is the size of the
-    cache in bytes, in which the sector that was not used for the longest time is replaced.
+    cache in bytes, in which the sector that was not used for the longest time is replaced. `new` says which share of
+    the bytes that a block loads comes from memory, of so many bytes; the others are in L2.
     """
 
     def __init__(
-        self, merges: Mapping[int, Merge], clocks: Mapping[str, float], latencies: Mapping[str, float], l1: int
-    ) -> None:
+        self, merges: Mapping[int, Merge], clocks: Mapping[str, float], latencies: Mapping[str, float], l1: int,
+        *, rounds: int = 1, spans: bool = False, new: Callable[[float], float] = lambda _: 1.0,
+    ) -> None:  # fmt: skip
         self._merges = merges
         self._shares = shares(clocks)
-        self._latencies = latencies
+        self._rates = Rates(latencies, _QUARTERED, _L2, _STORES, clocks["bulk"], clocks["stored"])
         self._capacity = l1 // banks.SECTOR
+        self._of_rounds, self._with_spans, self._new = rounds, spans, new
 
     def start(self, machine: Machine) -> None:
         demands = [demand_of(each) for each in machine.kernel.instructions]
@@ -149,34 +112,36 @@ class Pace(Observer):
             if merge.first != index:  # one access moves the data of both
                 demands[index] = replace(demands[index], amounts=())
         self._demands = demands
+        self._copies = ["bulk" in each.opcode.spelling for each in machine.kernel.instructions]
         self._apart = machine.launch.together  # the blocks of a cluster are on as many multiprocessors
         self._amounts = np.zeros((len(demands), len(KINDS)))
-        self._recent = np.zeros(len(KINDS))  # since the latest barrier
         sectors = machine.memory.data.size // banks.SECTOR + 1
         self._used = np.zeros(sectors, np.int64)  # by sector, when it was last loaded
         self._loaded, self._written = (np.zeros(sectors, np.bool_) for _ in range(2))
         self._bulk = 0.0
         self._time = self._capacity + 1  # in sectors loaded
         self._missed: dict[int, str] = {}
-        self._pending: tuple[int, int] | None = None
-        self._boards = Scoreboard(self._latencies), Scoreboard({**self._latencies, **_WITHOUT_MEMORY})
-        self._latest, self._barriers, self._clocks = -1, 0, 0.0
-        self._executed = self._together = 0
+        self._asked: dict[int, dict[int, float]] = {}  # by access of the latest basic block, amounts by kind
+        self._pending: tuple[int, int, list[int]] | None = None
+        self._streams = Streams(machine, self._rates.latencies)
         self._spills = False
-        self._blocks: dict[tuple[int, int], tuple[NDArray[np.float64], list[Numbered]]] = {}
+        self._blocks: dict[tuple[int, int], list[Numbered]] = {}
+        self._parts: dict[tuple[int, int, Missed], Runs] = {}
+        self._runs: dict[Executes, tuple[Runs, ...]] = {}
         self._served: dict[tuple[int, int, int], int] = {}
 
     def executed(self, machine: Machine, first: int, last: int, warps: int, threads: int) -> None:
         self._follow()
-        whole, demands = self._block(first, last)
+        demands = self._block(first, last)
         for index, demand in demands:
             for place, amount in demand.amounts:
                 self._amounts[index, place] += amount * warps
-        self._recent += whole * warps
-        self._executed += warps * (last - first)
-        if 2 * warps >= machine.warps:
-            self._together += warps * (last - first)
-            self._pending = first, last
+        some = (
+            range(machine.warps)
+            if machine.ran is None
+            else np.flatnonzero(machine.ran.reshape(-1, banks.WARP).any(axis=1))
+        )
+        self._pending = first, last, list(map(int, some))
         self._missed = {}
 
     def access(self, machine: Machine, event: Access) -> None:
@@ -186,16 +151,17 @@ class Pace(Observer):
                 return
             event = replace(event, addresses=event.addresses + merge.offset, width=merge.width)
         if event.space == "shared":
-            if event.kind in SHARED:
+            if event.kind in SHARED and (event.kind, event.width) != ("cp.async", PIECE):  # which come past the loads
                 self._add(event.index, "wavefronts", self._wavefronts(machine, event))
         elif event.space == "local":
             self._spills = True
         elif event.space != "global":
             return  # the shared memory of another block
         elif event.kind == "bulk":
-            copies = machine.threads if event.mask is None else int(np.count_nonzero(event.mask))
-            self._add(event.index, "bulk", copies * event.width)
-            self._bulk += copies * event.width
+            size = (machine.threads if event.mask is None else int(np.count_nonzero(event.mask))) * event.width
+            stores = "global.shared" in machine.kernel.instructions[event.index].opcode.spelling
+            self._add(event.index, "stored" if stores else "bulk", size)
+            self._bulk += 0 if stores else size
         else:
             self._through_l1(machine, event)
 
@@ -208,15 +174,19 @@ class Pace(Observer):
             lanes = np.where(mask, lanes, np.take_along_axis(lanes, mask.argmax(axis=1)[:, None], 1))
         if not lanes.size:
             return
-        self._add(index, "lines", _distinct(lanes >> 7))
+        passes = len(lanes) * max(event.width // WORD, 1) if event.kind == "ld" else 0  # of 8 bytes each half apart
+        self._add(index, "lines", max(_distinct(lanes >> 7), passes))
         sectors = lanes >> 5
         self._add(index, "sectors", _distinct(sectors))
         distinct = np.unique(sectors)
         if event.kind != "ld" and event.kind != "cp.async":
-            kind = "stored" if event.kind == "st" else "atomics"
-            self._add(index, kind, banks.SECTOR * _distinct(sectors))
+            count = _distinct(sectors)
+            threads = machine.threads if event.mask is None else int(np.count_nonzero(event.mask))
+            size = max(min(threads * event.width, count * banks.SECTOR), PART_OF_SECTOR * count * banks.SECTOR)
+            self._add(index, "stored" if event.kind == "st" else "atomics", size)
             self._written[distinct] = True
             return
+        first = not self._loaded[distinct].all()
         self._loaded[distinct] = True
         bypasses = event.kind == "cp.async" and "cg" in machine.kernel.instructions[index].opcode.modifiers
         missing = self._time - self._used[distinct] > self._capacity
@@ -225,7 +195,7 @@ class Pace(Observer):
         self._used[distinct] = self._time
         self._add(index, "l2", misses * banks.SECTOR)
         if misses:
-            self._missed[index] = "l2"
+            self._missed[index] = "memory" if first or self._missed.get(index) == "memory" else "l2"
 
     def _wavefronts(self, machine: Machine, event: Access) -> float:
         """Those of the first block times the number of blocks, which are alike in shared memory."""
@@ -245,37 +215,94 @@ class Pace(Observer):
 
     def _add(self, index: int, kind: str, amount: float) -> None:
         self._amounts[index, PLACE[kind]] += amount
-        self._recent[PLACE[kind]] += amount
+        if kind != "bulk" and not self._copies[index]:  # whose time is that of copies
+            asked = self._asked.setdefault(index, {})
+            asked[PLACE[kind]] = asked.get(PLACE[kind], 0.0) + amount
 
-    def _block(self, first: int, last: int) -> tuple[NDArray[np.float64], list[Numbered]]:
+    def _block(self, first: int, last: int) -> list[Numbered]:
         known = self._blocks.get((first, last))
         if known is None:
-            demands = [(index, self._demands[index]) for index in range(first, last)]
-            whole = np.zeros(len(KINDS))
-            for _, demand in demands:
-                for place, amount in demand.amounts:
-                    whole[place] += amount
-            known = self._blocks[first, last] = whole, demands
+            known = self._blocks[first, last] = [(index, self._demands[index]) for index in range(first, last)]
         return known
 
     def _follow(self) -> None:
-        """Let the warp execute the latest basic block, whose accesses are known by now."""
-        if self._pending is None:
-            return
-        (first, last), self._pending = self._pending, None
-        looped, self._latest = first <= self._latest, first
-        demands = self._block(first, last)[1]
-        barriers = [board.follow(demands, self._missed, looped) for board in self._boards]
-        if any(barriers):
-            self._barriers += 1
-            self._close()
+        """Let the warps execute the latest basic block, whose accesses are known by now."""
+        if self._pending is not None:
+            (first, last, warps), self._pending = self._pending, None
+            asked = tuple(
+                (index, tuple((place, amount / len(warps)) for place, amount in sorted(kinds.items())))
+                for index, kinds in sorted(self._asked.items())
+            )
+            self._asked.clear()
+            if self._demands[first].role != "phase":  # which stands once, when it passes
+                missed = tuple(sorted(self._missed.items()))
+                for warp, turns in zip(warps, self._streams.turns(warps, first), strict=True):
+                    self._streams.events[warp].append(Executes(first, last, missed, asked, turns))
+        self._streams.settle()
 
-    def _close(self) -> None:
-        """A barrier, or the end: blocks that begin together and get equal shares wait at the same time."""
-        waiting, computing = (board.since_barrier() for board in self._boards)
-        busy = float((self._shares @ self._recent).max()) / self._apart
-        self._clocks += max(busy, computing) + waiting - computing
-        self._recent[:] = 0
+    def _runs_of(self, key: Executes) -> tuple[Runs, ...]:
+        known = self._runs.get(key)
+        if known is None:
+            first, last, missed, asked, turns = key
+            amounts = dict(asked)
+            dynamic = {index: self._clocks_of(each) for index, each in amounts.items()}
+
+            def clocks(each: Numbered) -> float:
+                whole = self._clocks_of(each[1].amounts) if each[1].role != "wgmma" else 0.0
+                return float(np.max(whole + dynamic.get(each[0], 0.0)))
+
+            parts = list[Runs]()
+            for demands in parted(self._block(first, last), clocks):
+                asks = sum((dynamic[index] for index, _ in demands if index in dynamic), np.zeros(len(UNITS)))
+                part = self._parts.get((demands[0][0], demands[-1][0], missed))
+                if part is None:
+                    part = self._plain(demands, dict(missed))
+                    self._parts[demands[0][0], demands[-1][0], missed] = part
+                parts.append(replace(part, asks=self._asks(asks), turns=turns and not parts))
+            known = self._runs[key] = tuple(parts)
+        return known
+
+    def _clocks_of(self, amounts: tuple[tuple[int, float], ...]) -> NDArray[np.float64]:
+        """The clocks of each unit for some amounts, by kind."""
+        clocks = np.zeros(len(UNITS))
+        for place, amount in amounts:
+            clocks += self._shares[:, place] * amount
+        return clocks * _PARTS
+
+    def _plain(self, demands: tuple[Numbered, ...], missed: Mapping[int, str]) -> Runs:
+        amounts, tensor = np.zeros(len(KINDS)), np.zeros(len(KINDS))
+        for _, demand in demands:
+            for place, amount in demand.amounts:
+                (tensor if demand.role == "wgmma" and place != PLACE["issue"] else amounts)[place] += amount
+        roles = {demand.role for _, demand in demands}
+        commits = tuple(of for of in ("wgmma", "bulk", "copy") if f"{of}_commit" in roles)
+        products = float((self._shares @ tensor)[_TENSOR]) * QUARTERS
+        clocks = self._shares @ amounts * _PARTS
+        part = part_of(demands, self._rates.latencies, missed, float(clocks.max()))
+        return Runs(part, self._asks(clocks), (), products, "copy" in roles, commits, False)
+
+    @staticmethod
+    def _asks(clocks: NDArray[np.float64]) -> Asked:
+        """The clocks of units that a warp asks for; of a quarter's own, its warps alone."""
+        return tuple((unit, float(each)) for unit, each in enumerate(clocks) if each)
+
+    def barrier(self, machine: Machine, index: int, barrier: int, mask: Mask) -> None:
+        if barrier >= 0:
+            self._streams.barrier(machine, index, barrier, mask)
+
+    def mbarrier(self, machine: Machine, event: BarrierEvent) -> None:
+        self._streams.mbarrier(event)
+
+    def ordered(self, machine: Machine, index: int, threads: Indices, addresses: Indices, acquired: bool) -> None:
+        if len(addresses) and addresses[0] == BARRIER:
+            self._streams.cluster(machine, index, acquired)
+
+    def copied(self, machine: Machine, event: CopyEvent) -> None:
+        self._streams.copied(event)
+
+    def bulk(self, machine: Machine, index: int, threads: Indices, addresses: Indices, what: str) -> None:
+        if what == "reads" and "bulk_group" in machine.kernel.instructions[index].opcode.modifiers:
+            self._streams.stored(index, threads, addresses)
 
     def deadlock(self, machine: Machine, index: int, mask: Flags, members: NDArray[np.uint32] | None) -> None:
         line = machine.kernel.instructions[index].line
@@ -283,23 +310,34 @@ class Pace(Observer):
 
     def finish(self, machine: Machine) -> None:
         self._follow()
-        for board in self._boards:
-            board.end()
-        self._close()
+        each = machine.warps // machine.blocks
+        bytes_loaded = (float(np.count_nonzero(self._loaded)) * banks.SECTOR + self._bulk) / machine.blocks
+        further = self._new(bytes_loaded) * (self._rates.latencies["memory"] - self._rates.latencies["l2"])
+        latencies = dict(self._rates.latencies)
+        latencies |= {"memory": latencies["l2"] + further, "bulk": latencies["bulk"] + further}
+        self._rates = replace(self._rates, latencies=latencies)
+        events = [
+            [each for event in stream for each in (self._runs_of(event) if isinstance(event, Executes) else (event,))]
+            for stream in self._streams.events
+        ]
+        clocks = Clocks(
+            events, each, self._rates, len(UNITS), self._apart > 1,
+            rounds=self._of_rounds, spans=self._with_spans,
+        ).run()  # fmt: skip
         waits = np.zeros(len(self._amounts))
-        for index, clocks in self._boards[0].waits.items():
-            waits[index] = clocks
+        for index, waited in clocks.waits.items():
+            waits[index] = waited
         self.paced = Paced(
             amounts=self._amounts / self._apart,
             waits=waits,
-            clocks=self._clocks,
+            rounds=clocks.rounds,
             busy=float((self._shares @ self._amounts.sum(axis=0)).max()) / self._apart,
             blocks=machine.blocks // self._apart,
             loaded=(float(np.count_nonzero(self._loaded)) * banks.SECTOR + self._bulk) / self._apart,
             written=float(np.count_nonzero(self._written)) * banks.SECTOR / self._apart,
-            barriers=self._barriers,
-            apart=2 * self._together < self._executed,
+            turns=self._streams.turned,
             spills=self._spills,
+            spans=clocks.spans,
         )
 
 

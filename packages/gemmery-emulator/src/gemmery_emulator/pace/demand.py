@@ -33,7 +33,13 @@ _SUMS = frozenset({"fma", "mul", "mad", "add", "sub", "neg", "abs"})
 _TENSOR = {"f64": "tensor_f64", "tf32": "tensor_tf32", **dict.fromkeys((*FLOAT8, "s8", "u8"), "tensor_8")}
 _OPERANDS = {"fma": "operands", "f64": "operands_f64"}  # of multiply-adds
 _DIVISION = {False: 16, True: 40}  # instructions of one in 32 bits, and in 64
-_ROLES = {"cp.async": "copy", "cp.async.commit_group": "commit", "bra": "branch"}
+_ROLES = {
+    "cp.async": "copy", "cp.async.commit_group": "copy_commit", "cp.async.wait_group": "copy_wait",
+    "cp.async.wait_all": "copy_wait", "cp.async.bulk.commit_group": "bulk_commit",
+    "cp.async.bulk.wait_group": "bulk_wait", "wgmma.commit_group": "wgmma_commit", "wgmma.wait_group": "wgmma_wait",
+    "wgmma.mma_async": "wgmma", "barrier.cluster.wait": "phase", "mbarrier.try_wait": "phase",
+    "mbarrier.try_wait.parity": "phase", "mbarrier.test_wait": "phase", "mbarrier.test_wait.parity": "phase",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -44,8 +50,8 @@ class WarpDemand:
     reads: tuple[str, ...]  # registers
     writes: tuple[str, ...]
     latency: str  # of its result: a field of Latencies, "global" where the caches decide, "none"
-    waits: int = -1  # number of groups of cp.async that may be under way afterwards; -1 does not wait
-    role: str = ""  # "copy" and "commit" of cp.async, "branch", "barrier"
+    waits: int = -1  # number of groups of copies or products that may be under way afterwards; -1 does not wait
+    role: str = ""  # of copies, products and barriers: what _ROLES says, or "barrier"
 
 
 def demand_of(instruction: Instruction) -> WarpDemand:
@@ -71,14 +77,22 @@ def demand_of(instruction: Instruction) -> WarpDemand:
             amounts["small_f64"] = operations
         elif opcode.family != "wgmma" and unit != "tensor_f64":
             amounts["warp_tensor"] = operations
-    reads, writes = _operands(instruction)
+    role = "barrier" if is_barrier else _role(opcode)
+    reads, writes = (
+        ((), ()) if role == "wgmma" else _operands(instruction)
+    )  # whose sums are there when it is waited for
     waits = -1
-    if opcode.name == "cp.async.wait_all":
-        waits = 0
-    elif opcode.name == "cp.async.wait_group":
-        waits = int(instruction.text.rstrip("; ").split()[-1])
-    role = "barrier" if is_barrier else _ROLES.get(opcode.name, "")
+    if role.endswith("_wait"):
+        waits = 0 if opcode.name == "cp.async.wait_all" else int(instruction.text.rstrip("; ").split()[-1])
     return WarpDemand(tuple((PLACE[kind], each) for kind, each in amounts.items()), reads, writes, latency, waits, role)
+
+
+def _role(opcode: Opcode) -> str:
+    """The role of an instruction."""
+    if opcode.family in ("st", "atom", "red", "stmatrix"):
+        return "store"
+    names = [opcode.name, opcode.spelling]
+    return next((_ROLES[name] for name in names if name in _ROLES), "")
 
 
 def _operands(instruction: Instruction) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -14,6 +14,8 @@ from typer import CallbackParam, Option
 
 from gemmery.errors import ArgumentError, InstallError, missing
 
+STARTS = (b"<!doctype html", b"<html", b"<svg", b"<?xml")  # of pages and pictures
+
 
 def place(option: CallbackParam, path: Path | None) -> Path | None:
     """The path of an option. Raises ArgumentError for "-", which stands for stdout in other programs."""
@@ -45,8 +47,15 @@ def _is_missing(package: str) -> bool:
         return True
 
 
-def check_writable(path: Path, option: str = "--html") -> None:
-    """Make the folder of a file. Raises ArgumentError if the file cannot be written."""
+def check_trace(path: Path) -> None:
+    """Make the folder of a trace. Raises ArgumentError if the file cannot be written."""
+    check_writable(path, "--timeline", (b"{",), "trace")
+
+
+def check_writable(
+    path: Path, option: str = "--html", starts: tuple[bytes, ...] = STARTS, what: str = "page or picture"
+) -> None:
+    """Make the folder of a file. Raises ArgumentError if the file cannot be written, or is none that `starts` so."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
@@ -58,8 +67,8 @@ def check_writable(path: Path, option: str = "--html") -> None:
         if path.is_file():  # a pipe is not read
             with path.open("rb") as file:
                 start = file.read(64).lstrip().lower()
-            if start and not start.startswith((b"<!doctype html", b"<html", b"<svg", b"<?xml")):
-                raise FileExistsError(None, "it exists and is no page or picture")
+            if start and not start.startswith(starts):
+                raise FileExistsError(None, f"it exists and is no {what}")
     except OSError as error:
         raise _unwritable(path, error, option) from error
 
@@ -78,7 +87,7 @@ def write_page(path: Path, text: str, option: str = "--html") -> Path:
 
 
 def _unwritable(path: Path, error: OSError, option: str) -> ArgumentError:
-    what = "page" if option == "--html" else "picture"
+    what = {"--html": "page", "--timeline": "timeline"}.get(option, "picture")
     return ArgumentError(f"{what} {str(path)!r}: {error.strerror}; choose another place with {option}")
 
 

@@ -1,10 +1,10 @@
-"""The commands that are no benchmarks: ladder diff, inspect, doctor, verify, predict, warm, emulate, faults, mcp."""
+"""Commands that are no benchmarks: ladder diff and explain, inspect, doctor, verify, predict, run, emulate, faults."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Annotated
 from gemmery import dtypes
 from gemmery.errors import ArgumentError, DeviceError, DTypeError
 from gemmery_emulator.kernels import command, file_checks
-from gemmery_emulator.pages.writing import HtmlToo, as_json, check_page, check_writable, console, place, write_page
+from gemmery_emulator.pages.writing import (
+    HtmlToo,
+    as_json,
+    check_page,
+    check_trace,
+    check_writable,
+    console,
+    place,
+    write_page,
+)
 from gemmery_lab.cli import parser
 from gemmery_lab.cli.parser import Action, As, Json, app, argument, ladder_app, option, texts
 
@@ -42,6 +51,57 @@ def diff(
         show_difference(difference, console())
         if html is not None:
             sys.stdout.write(f"page: {write_page(html, difference_page(difference))}\n")
+        return 0
+
+    return run
+
+
+@ladder_app.command(**texts("explain"))
+def explain(
+    old: Annotated[str, argument("diff.old", show_default=False)],
+    new: Annotated[str, argument("diff.new", show_default=False)],
+    dtype: Annotated[str, option("ladder.dtype")] = "",
+    card: As = "",
+    timeline: Annotated[Path | None, option("explain.timeline", show_default=False, callback=place)] = None,
+    html: HtmlToo = None,
+) -> Action:
+    """Explain a step of the GPU's ladder: the counters, the predicted time and the lines that moved.
+
+    Both rungs run on the emulator, on a small product; their times are predicted for a large one.
+    """
+    from gemmery.cuda.pipes import predictable
+    from gemmery_lab import asked
+
+    emulated_as, type_ = asked.emulated_card(card).name, asked.stepped(old, new, dtype)
+    if html is not None:
+        check_page(html, "matplotlib", "jinja2")
+    if timeline is not None:
+        check_trace(timeline)
+        if emulated_as not in predictable():
+            raise ArgumentError(f"--timeline {timeline}: no times are predicted for {emulated_as}; leave it out")
+
+    def run() -> int:
+        import gemmery_lab as lab
+        from gemmery_lab.on_emulator import rung_timeline
+        from gemmery_lab.report.steps import show_step, step, step_page
+
+        ladder = lab.emulated_ladder([old, new], dtype=type_, device=emulated_as)
+        for each in ladder.rungs:
+            if each.refused:
+                raise ArgumentError(f"rung {each.rung}: {each.refused}; explain another step, or another --dtype")
+        if emulated_as in predictable():
+            ladder = replace(ladder, predicted=lab.predicted_ladder([old, new], dtype=type_, card=emulated_as))
+        explained = step(ladder, old, new)
+        drawn = explained.times and (html is not None or timeline is not None)
+        timelines = [rung_timeline(row, emulated_as) for row in explained.times or ()] if drawn else []
+        show_step(explained, console())
+        if html is not None:
+            sys.stdout.write(f"page: {write_page(html, step_page(explained, timelines))}\n")
+        if timeline is not None:
+            if not timelines:
+                raise ArgumentError(f"--timeline {timeline}: the time of {old} or {new} is not predicted; leave it out")
+            written = write_page(timeline, timelines[-1].trace(), "--timeline")
+            sys.stdout.write(f"timeline: {written}, of {new}, for ui.perfetto.dev\n")
         return 0
 
     return run

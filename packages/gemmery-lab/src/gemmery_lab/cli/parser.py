@@ -11,12 +11,13 @@ import shlex
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -153,9 +154,11 @@ class Output:
         """Write a line after the table, or to stderr if stdout is for JSON."""
         (sys.stderr if self.json else sys.stdout).write(f"{text}\n")
 
-    def write(self, name: str, started: str, text: str) -> None:
-        """Write the page and print its path."""
+    def write(self, name: str, started: str, text: str, further: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Write the page and print its path; `further` pages are written beside it, and it links to them."""
         path = self.html or Path("out") / f"{name}-{started[:19].replace(':', '')}.html"
+        for beside, page in further.items():
+            write_page(path.parent / beside, page)
         self.say(f"page: {write_page(path, text)}")
 
 
@@ -291,8 +294,9 @@ def counted(
     ladder, interrupted = followed(with_times, emulated_progress, show_emulated, partly, output, expected)
     if output.has_page:
         from gemmery_lab.report.page import emulated_page
+        from gemmery_lab.report.steps import step_pages
 
-        output.write("emulated", ladder.started, emulated_page(ladder))
+        output.write("emulated", ladder.started, emulated_page(ladder), step_pages(ladder))
     return ended(interrupted, complaints(ladder))
 
 

@@ -283,8 +283,12 @@ def difference_page(difference: Difference) -> str:
     from gemmery_emulator.pages.rendering import render
 
     title = f"From {difference.old} to {difference.new}"
-    lines = [(_kind(line), line) for line in difference.lines] or [("", SAME)]
-    return render("difference.html", __package__, title=title, difference=difference, lines=lines)
+    return render("difference.html", __package__, title=title, difference=difference, lines=coloured(difference))
+
+
+def coloured(difference: Difference) -> list[tuple[str, str]]:
+    """Return the lines of a difference, each with its kind."""
+    return [(_kind(line), line) for line in difference.lines] or [("", SAME)]
 
 
 def _kind(line: str) -> str:

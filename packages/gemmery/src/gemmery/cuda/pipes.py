@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from math import inf
 
 from gemmery.cuda.device import KNOWN, WARP, Device, card
 from gemmery.errors import DeviceError
@@ -24,12 +25,17 @@ class Latencies:
     special: float = 20
     tensor: float = 33
     barrier: float = 20
+    mbarrier: float = 30  # from an arrival until a warp that waits goes on
+    cluster: float = 200
+    begin: float = 160  # from the end of a block until the next one's first instruction
+    bulk: float = 450  # of a bulk copy from L2, until its bytes arrive
+    bulk_store: float = 400  # until one has read shared memory
+    wgmma: float = 40  # from a product's last operation until its sums are there
 
     @property
     def by_kind(self) -> dict[str, float]:
-        """The latencies by name; a load that misses L1 takes the mean of L2 and memory."""
-        known = {field.name: float(getattr(self, field.name)) for field in fields(self)}
-        return {**known, "l2": (self.l2 + self.memory) / 2, "none": 0.0}
+        """The latencies by name."""
+        return {**{field.name: float(getattr(self, field.name)) for field in fields(self)}, "none": 0.0}
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,9 @@ class Pipes:
     latencies: Latencies
     l1: int  # bytes of L1 and shared memory together
     l2: float = 64  # bytes per clock from L2
+    l2_all: float = inf  # of all multiprocessors together
+    l2_in_step: float = inf  # the same, while all blocks of a launch run at once and ask for the same bytes together
+    stores_all: float = inf  # the same, of stores of whole sectors to L2
     special: int = 16
     convert: int = 16
     warp_tensor: float = 1.0  # share of the tensor cores' peak that mma.sync reaches
@@ -56,7 +65,10 @@ BARRIER = 16  # threads a clock; CUDA Programming Guide, "Synchronization Instru
 
 # Lanes: CUDA Programming Guide, "Throughput of Native Arithmetic Instructions". L1: the same, "Technical Specifications
 # per Compute Capability". Latencies of memories: Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU
-# Architecture", 2024 (arXiv 2402.13499); of L2 and memory of sm_90 a chain of loads on an H200. There peak_mma.cu and
+# Architecture", 2024 (arXiv 2402.13499); of L2 of sm_90 a chain of loads on an H200, and of memory what copies of all
+# multiprocessors take longer. benchmarks/memory_paths.py has these, what L2 gives and takes, and handshakes: `l2_all`
+# is between 4,350 with up to 12 readers and 8,400 in step, as neighbours share; `stores_all` between 1,300 for stores
+# that sweep memory and 1,780 for those that stay (simt_linear). There peak_mma.cu and
 # peak_wgmma.cu measure the shares of tensor cores, a loop of m8n8k4 `small_f64`; `heat` is from the clocks recorded
 # with the ladder in bf16.
 # Of sm_75: Jia et al., "Dissecting the NVidia Turing T4 GPU via Microbenchmarking", 2019 (arXiv 1903.07486). No such
@@ -68,8 +80,8 @@ PIPES: Mapping[int, Pipes] = {
     86: Pipes(128, 64, 64, 64, 2, Latencies(30, 43, 262, 466), 128 << 10),
     89: Pipes(128, 64, 64, 64, 2, Latencies(30, 43, 273, 542), 128 << 10),
     90: Pipes(
-        128, 128, 64, 64, 64, Latencies(29, 41, 278, 661), 256 << 10,
-        warp_tensor=0.6, small_f64=0.5, tensor=0.907, heat=0.3,
+        128, 128, 64, 64, 64, Latencies(29, 41, 278, 753), 256 << 10,
+        l2_all=5200, l2_in_step=8400, stores_all=1700, warp_tensor=0.6, small_f64=0.5, tensor=0.96, heat=0.38,
     ),
     120: Pipes(128, 64, 64, 64, 2, Latencies(30, 43, 273, 542), 128 << 10),
 }  # fmt: skip
@@ -78,9 +90,11 @@ PIPES: Mapping[int, Pipes] = {
 OPERANDS = 0.187  # issue slots that a multiply-add of three registers takes longer because they share a bank
 OPERANDS_F64 = 0.16  # the same in f64, as a share of its time
 
-# Fitted to records of the ladder on an H200 in f32 and bf16; those in f16 and f64 are held out.
+# Fitted to records of the ladder on an H200 in f32, bf16 and f64; those in f16 are held out.
 LAUNCH = 2e-6  # seconds of the first launch, with the time to start and to end it
+OVERLAPPED = 1.2e-6  # of one whose predecessor lets it begin before it ends, in a series of such launches
 NEXT = 1e-6  # seconds of each launch after it
+DISPATCHED = 0.614e-9  # seconds for each block; benchmarks/memory_paths.py
 USABLE = 0.92  # share of the data sheet's bandwidth that a kernel reaches
 
 
@@ -125,13 +139,16 @@ def pipes_of(name: str) -> tuple[Device, Pipes]:
     return device, PIPES[device.capability]
 
 
-def clocks_of(device: Device, pipes: Pipes) -> dict[str, float]:
+def clocks_of(device: Device, pipes: Pipes, busy: int = 0, *, in_step: bool = False) -> dict[str, float]:
     """Return the clocks of a multiprocessor for one of each kind of what kernels ask for.
+
+    So many multiprocessors are `busy`, all by default: they share what L2 can do, which is more while they are
+    `in_step`.
 
     >>> clocks_of(*pipes_of("h200"))["fma"]
     0.25
     """
-    rates = device.rates
+    rates, busy = device.rates, busy or device.sms
     operations = {
         unit: getattr(rates, unit) * device.tensor_share * pipes.tensor
         for unit in ("tensor", "tensor_tf32", "tensor_8")
@@ -154,5 +171,6 @@ def clocks_of(device: Device, pipes: Pipes) -> dict[str, float]:
         "wavefronts": 1.0,
         "lines": 1.0,
         "sectors": 1 / 4,
-        **dict.fromkeys(("l2", "bulk", "stored", "atomics"), 1 / pipes.l2),
+        **dict.fromkeys(("l2", "bulk"), 1 / min(pipes.l2, (pipes.l2_in_step if in_step else pipes.l2_all) / busy)),
+        **dict.fromkeys(("stored", "atomics"), 1 / min(pipes.l2, pipes.stores_all / busy)),
     }

@@ -1,0 +1,102 @@
+"""What a warp does between two waits, worked out once: how long alone, and when its registers are there.
+
+Instructions begin as soon as their operands are there, because ptxas arranges them so, across forward branches too.
+They do not move to an earlier turn of a loop, and not across a barrier or a store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gemmery_emulator.pace.demand import WarpDemand
+
+Numbered = tuple[int, WarpDemand]  # with the instruction's number
+TURN = 64.0  # clocks
+SPLITS = ("wgmma_wait", "bulk_wait", "copy_wait")  # roles of instructions before which a part ends
+
+
+@dataclass(frozen=True)
+class Paths:
+    """What waits for one register: clocks from when it is there."""
+
+    tail: float  # until the last instruction that needs it begins
+    slow: tuple[tuple[str, float], ...]  # until each register that depends on it is there
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Instructions of a basic block up to the next that may wait; clocks count from its first one."""
+
+    demands: tuple[Numbered, ...]
+    latencies: Mapping[str, float]
+    missed: Mapping[int, str]  # the cache where an access ended, if not in L1
+    begins: float = 0.0  # the last instruction, if all registers are there
+    written: frozenset[str] = frozenset()  # registers
+    slow: tuple[tuple[str, float], ...] = ()  # when each of them is there
+    reads: frozenset[str] = frozenset()  # before the part has written them
+    waits: Mapping[int, float] = field(default_factory=dict)  # by instruction, clocks for operands of the part
+    role: tuple[str, int] = ("", -1)  # of its first instruction, and how many groups may stay under way
+    stores: bool = False  # whether it stores anything
+    _paths: dict[str, Paths] = field(default_factory=dict)
+
+    def latency(self, index: int, demand: WarpDemand) -> float:
+        """The clocks until the result of an instruction is there."""
+        return self.latencies[self.missed.get(index, "l1") if demand.latency == "global" else demand.latency]
+
+    def paths(self, register: str) -> Paths:
+        """Return what waits for a register."""
+        known = self._paths.get(register)
+        if known is None:
+            tail, there = 0.0, {register: 0.0}
+            for index, demand in self.demands:
+                begin = max((there[name] for name in demand.reads if name in there), default=-1.0)
+                for name in demand.writes:
+                    if begin >= 0:
+                        there[name] = begin + self.latency(index, demand)
+                    else:
+                        there.pop(name, None)
+                tail = max(tail, begin)
+            slow = tuple((name, path) for name, path in there.items() if name in self.written)
+            known = self._paths[register] = Paths(tail, slow)
+        return known
+
+
+def parted(demands: Sequence[Numbered], clocks: Callable[[Numbered], float]) -> Iterator[tuple[Numbered, ...]]:
+    """Yield the instructions of a basic block in parts, which begin at what may wait.
+
+    Warps take turns from part to part. A part ends when its instructions ask for TURN `clocks`.
+    """
+    part: list[Numbered] = []
+    asked = 0.0
+    for each in demands:
+        if part and (each[1].role in SPLITS or asked >= TURN):
+            yield tuple(part)
+            part, asked = [], 0.0
+        part.append(each)
+        asked += clocks(each)
+    if part:
+        yield tuple(part)
+
+
+def part_of(
+    demands: tuple[Numbered, ...], latencies: Mapping[str, float], missed: Mapping[int, str], issued: float = 0.0
+) -> Part:
+    """Follow a part whose registers are all there; units serve it in no less than `issued` clocks."""
+    plain = Part(demands, latencies, missed)
+    ready: dict[str, float] = {}
+    reads: set[str] = set()
+    waits: dict[int, float] = {}
+    last = 0.0
+    for index, demand in demands:
+        reads.update(name for name in demand.reads if name not in ready)
+        begin = max((ready.get(name, 0.0) for name in demand.reads), default=0.0)
+        for name in demand.writes:
+            ready[name] = begin + plain.latency(index, demand)
+        if begin > last:
+            waits[index] = begin - last
+            last = begin
+    stores = any(demand.role == "store" for _, demand in demands)
+    head, slow = demands[0][1], tuple((name, there) for name, there in ready.items() if there > issued)
+    role = (head.role, head.waits) if head.role in SPLITS else ("", -1)
+    return Part(demands, latencies, missed, last, frozenset(ready), slow, frozenset(reads), waits, role, stores)

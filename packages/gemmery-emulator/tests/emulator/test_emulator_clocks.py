@@ -1,0 +1,196 @@
+"""Clocks of warps: examples worked out by hand, and the timeline of a run."""
+
+import json
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import gemmery as gm
+from gemmery.cuda.pipes import pipes_of
+from gemmery.errors import EmulationError
+from gemmery_emulator.pace.clocks import Arrives, Awaits, Clocks, Copies, Rates, Runs
+from gemmery_emulator.pace.demand import WarpDemand
+from gemmery_emulator.pace.profile import TURN, part_of, parted
+
+LATENCIES = {"bulk": 100.0, "bulk_store": 40.0, "wgmma": 5.0, "begin": 7.0, "l2": 200.0, "fma": 4.0, "l1": 30.0}
+RATES = Rates(LATENCIES, frozenset({0}), 1, 1, 1.0, 1.0)  # unit 0 is a quarter's own, unit 1 that of bytes
+
+
+def part(*demands):
+    return part_of(tuple(enumerate(demands)), {**LATENCIES, "none": 0.0}, {})
+
+
+PLAIN = WarpDemand((), (), (), "none")
+
+
+def runs(clocks, demands=(PLAIN,), tensor=0.0, commits=(), turns=False):
+    return Runs(part(*demands), ((0, clocks),), (), tensor, False, commits, turns)
+
+
+def clocks(*events, each=0, rounds=1, apart=False):
+    return Clocks(events, each or len(events), RATES, 2, apart, rounds=rounds, spans=True).run()
+
+
+def waited(simulated):
+    return {(span.warp, span.begin, span.end) for span in simulated.spans if "wait" in span.what}
+
+
+def test_a_producer_and_a_consumer_meet_at_mbarriers():
+    """Two stages of 50 bytes, used three times.
+
+    The copies leave L2 at 50 and 100, and land at 150 and 200. The consumer multiplies from 150 to 180 and hands the
+    first stage back at 190; the third copy leaves L2 at 240 and lands at 340. The second stage is multiplied from 200
+    to 230, the third from 340 to 370.
+    """
+    full = [("phase", 0, 8 * stage, turn) for stage, turn in ((0, 0), (1, 0), (0, 1))]
+    empty = ("phase", 0, 16, 0)
+    copies = [Copies((key,), 50.0, 0) for key in full]
+    producer = [*copies[:2], Awaits(empty, "waits", 1), copies[2]]
+    consumer = []
+    for stage, key in enumerate(full):
+        consumer += [Awaits(key, "waits", 2), runs(30.0)]
+        if stage == 0:
+            consumer.append(Arrives(empty, 10.0))
+    simulated = clocks(producer, consumer)
+    assert simulated.rounds == (370.0,)
+    assert waited(simulated) == {(0, 0.0, 190.0), (1, 0.0, 150.0), (1, 180.0, 200.0), (1, 230.0, 340.0)}
+    assert simulated.waits == {1: 190 / 2, 2: (150 + 20 + 110) / 2}
+
+
+def test_warps_of_a_quarter_take_turns_and_others_do_not():
+    """Warps 0 and 4 have one scheduler, the others one each."""
+    assert clocks(*[[runs(10.0)]] * 4).rounds == (10.0,)
+    assert clocks(*[[runs(10.0)]] * 5).rounds == (20.0,)
+    assert clocks(*[[runs(10.0)]] * 5, each=1, apart=True).rounds == (10.0,)
+
+
+def test_a_barrier_waits_for_its_last_warp():
+    key = ("barrier", 0, 0, 0)
+    warps = [[runs(clock), Arrives(key, 20.0), Awaits(key, "waits", 3), runs(5.0)] for clock in (10.0, 40.0)]
+    simulated = clocks(*warps)
+    assert simulated.rounds == (65.0,)
+    assert waited(simulated) == {(0, 10.0, 60.0), (1, 40.0, 60.0)}
+
+
+def test_registers_are_waited_for_where_they_are_read():
+    """A load of 30 clocks, then one part that does not need it and one that does."""
+    load = WarpDemand((), (), ("a",), "l1")
+    use, other = WarpDemand((), ("a",), ("b",), "fma"), WarpDemand((), (), ("c",), "none")
+    assert clocks([runs(1.0, [load]), runs(10.0, [other])]).rounds == (30.0,)  # until the result is there
+    simulated = clocks([runs(1.0, [load]), runs(10.0, [other]), runs(1.0, [use]), runs(1.0, [other], turns=True)])
+    assert simulated.rounds == (34.0,)
+    assert clocks([runs(1.0, [load, use])]).rounds == (34.0,)
+
+
+def test_products_go_on_until_their_group_is_awaited():
+    wait = WarpDemand((), (), (), "none", 0, "wgmma_wait")
+    one = [runs(1.0, tensor=100.0, commits=("wgmma",)), runs(20.0), runs(1.0, [wait]), runs(1.0)]
+    assert clocks(one).rounds == (105 + 1 + 1.0,)
+    later = WarpDemand((), (), (), "none", 1, "wgmma_wait")  # one group may stay under way
+    two = [runs(1.0, tensor=100.0, commits=("wgmma",))] * 2 + [runs(1.0, [later]), runs(7.0)]
+    assert [span.end for span in clocks(two).spans if "wait" in span.what] == [105.0]
+
+
+def test_the_next_block_begins_when_one_ends():
+    assert clocks([runs(10.0)], [runs(30.0)], each=1, rounds=3).rounds == (30.0, 67.0, 104.0)
+
+
+def test_what_never_arrives_ends_all_the_same():
+    assert clocks([Awaits(("phase", 0, 0, 0), "waits", 0), runs(1.0)]).rounds == (1.0,)
+
+
+def test_parts_end_where_a_warp_may_wait_and_after_a_turn():
+    wait, plain = WarpDemand((), (), (), "none", 0, "copy_wait"), WarpDemand((), (), (), "none")
+    numbered = list(enumerate([plain, wait, plain, plain, plain]))
+    assert [len(part) for part in parted(numbered, lambda _: 0.0)] == [1, 4]
+    assert [len(part) for part in parted(numbered, lambda _: TURN / 2)] == [1, 2, 2]
+
+
+COPY = "__global__ void f(float* x, const float* y) { x[blockIdx.x * 256 + threadIdx.x] = y[threadIdx.x]; }"
+ROLES = (
+    "__global__ void f(float* x, const float* y, int n) { __shared__ float s[128]; int t = threadIdx.x;"
+    "for (int k = 0; k < n; ++k) { if (t < 32) for (int i = t; i < 128; i += 32) s[i] = y[i + 128 * k];"
+    "__syncthreads(); if (t >= 32) x[t] += s[t]; __syncthreads(); } }"
+)
+
+
+def test_a_trace_is_json_whose_times_are_those_of_the_prediction():
+    arrays = [np.zeros(128, np.float32), np.zeros(1024, np.float32), 8]
+    run = gm.emulate(ROLES, "f", 1, 128, arrays)
+    timeline, seconds = run.timeline("h200"), run.predict("h200")
+    events = json.loads(timeline.trace())["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert spans
+    assert all(event["dur"] > 0 and event["ts"] >= 0 for event in spans)
+    assert {event["tid"] for event in spans} == {0, 1, 2, 3}
+    last = max(event["ts"] + event["dur"] for event in spans)
+    took = timeline.clocks / timeline.clock * 1e-3
+    assert last <= took * (1 + 1e-9)
+    terms = seconds.terms
+    assert terms["launch"] * 1e6 + took == pytest.approx(seconds.seconds * 1e6, abs=terms["memory"] * 1e6)
+    for row in timeline.rows().values():
+        assert all(before.end <= after.begin for before, after in pairwise(row))
+    assert sum(timeline.totals().values()) <= 4 * timeline.clocks * (1 + 1e-9)
+    waits = {span.warp: 0.0 for span in timeline.spans}
+    for span in timeline.spans:
+        waits[span.warp] += (span.end - span.begin) * (span.what == "waits at a barrier")
+    assert waits[3] > waits[0]  # the others wait while the first warp loads
+
+
+def test_the_time_is_at_least_that_of_every_unit():
+    rng = np.random.default_rng(3)
+    for _ in range(6):
+        loads, sums, threads = (int(each) for each in rng.integers(1, 40, 3))
+        code = (
+            f"__global__ void f(float* x, const float* y) {{ float a = 0; int t = threadIdx.x; "
+            f"for (int k = 0; k < {loads}; ++k) {{ float v = y[t + k * 33]; "
+            f"for (int j = 0; j < {sums}; ++j) v = fmaf(v, v, a); a += v; }} x[blockIdx.x * blockDim.x + t] = a; }}"
+        )
+        block = 32 * (1 + threads % 8)
+        arrays = [np.zeros(600 * block, np.float32), np.zeros(4096, np.float32)]
+        prediction = gm.emulate(code, "f", 600, block, arrays, check=False).predict("h200")
+        units = {name: each for name, each in prediction.terms.items() if name not in ("waits", "launch", "memory")}
+        assert prediction.seconds >= max(units.values()) + prediction.terms["launch"]
+
+
+def test_a_timeline_is_drawn_and_refused_as_a_prediction_is():
+    from gemmery_emulator.pages.pictures.warps import MOST, warps_picture
+
+    run = gm.emulate(COPY, "f", 2000, 256, [np.zeros(2000 * 256, np.float32), np.zeros(256, np.float32)], check=False)
+    timeline = run.timeline("a100")
+    plot = warps_picture(timeline)
+    assert f"{len(timeline.rows()) - MOST} more warps are not drawn" in plot.caption
+    assert plot.svg.count("clocks</title>") >= MOST
+    assert timeline.card == "a100"
+    assert timeline.clock == pipes_of("a100")[0].clock
+    alone = gm.emulate(COPY, "f", 1, 256, [np.zeros(256, np.float32), np.zeros(256, np.float32)])
+    object.__setattr__(alone, "rerun", None)
+    with pytest.raises(EmulationError, match="cannot run again"):
+        alone.timeline("h200")
+
+
+TRANSPOSE = """
+__global__ void transpose(float* to, const float* from, int n) {
+  __shared__ float tile[32][WIDTH];
+  int x = blockIdx.x * 32 + threadIdx.x, y = blockIdx.y * 32 + threadIdx.y;
+  for (int j = 0; j < 32; j += 8) tile[threadIdx.y + j][threadIdx.x] = from[(y + j) * n + x];
+  __syncthreads();
+  x = blockIdx.y * 32 + threadIdx.x;
+  y = blockIdx.x * 32 + threadIdx.y;
+  for (int j = 0; j < 32; j += 8) to[(y + j) * n + x] = tile[threadIdx.x][threadIdx.y + j];
+}"""
+
+
+def test_kernels_that_memory_bounds_do_not_tie():
+    """What is hidden behind memory is not, in the first turn: bank conflicts cost a little."""
+    n, times = 512, []
+    for width in ("32", "33"):
+        arrays = [np.zeros(n * n, np.float32), np.zeros(n * n, np.float32), n]
+        run = gm.emulate(
+            TRANSPOSE.replace("WIDTH", width), "transpose", (n // 32, n // 32), (32, 8), arrays, check=False
+        )
+        times.append(run.predict("rtx4090"))
+    conflicts, padded = times
+    assert conflicts.terms["memory"] == padded.terms["memory"]
+    assert conflicts.seconds > padded.seconds * 1.001

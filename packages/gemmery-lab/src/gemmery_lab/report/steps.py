@@ -1,0 +1,207 @@
+"""A step of the ladder, from a rung to the next: the counters, the time and the lines that moved, and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+from rich.console import Console, Group
+from rich.text import Text
+
+from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.diff import Difference, diff
+from gemmery_emulator.pace.timeline import WarpTimeline
+from gemmery_emulator.pages import numerals, svg
+from gemmery_emulator.pages.pictures.warps import warps_picture
+from gemmery_emulator.pages.rendering import render
+from gemmery_lab.report.sheet import Cell, Sheet, tabulate
+from gemmery_lab.report.terminal import coloured, laid_out, show_difference
+from gemmery_lab.rung_counts import EmulatedLadder, EmulatedRung, PredictedRung, RungCounts
+
+ROW = 40  # height of a term in the picture
+SMALLEST = 0.01  # of the longer time: terms below it are left out
+MOVED = 0.02  # by which a counter must differ to have moved
+
+
+@dataclass(frozen=True)
+class Step:
+    """Two rungs on the same card: both counted on a small product, both predicted on a large one where they can be."""
+
+    old: EmulatedRung
+    new: EmulatedRung
+    before: PredictedRung | None
+    after: PredictedRung | None
+    difference: Difference
+
+    @property
+    def title(self) -> str:
+        """The step in words."""
+        return f"From {self.old.rung} to {self.new.rung}"
+
+    @property
+    def times(self) -> tuple[PredictedRung, PredictedRung] | None:
+        """Both predictions, if there are two."""
+        before, after = self.before, self.after
+        return (before, after) if before and after and before.prediction and after.prediction else None
+
+
+def steps(ladder: EmulatedLadder) -> tuple[Step, ...]:
+    """Return every step of a ladder whose two rungs ran, at its largest size.
+
+    >>> [step.title for step in steps(lab.emulated_ladder(["simt_naive", "simt_smem"]))]  # doctest: +SKIP
+    ['From simt_naive to simt_smem']
+    """
+    largest = max((run.size for run in ladder.rungs), default=0)
+    ran = {run.rung: run for run in ladder.rungs if run.size == largest and not run.refused}
+    return tuple(
+        step(ladder, rung.parent, rung.name) for rung in CUDA if rung.name in ran and rung.parent and rung.parent in ran
+    )
+
+
+def step_pages(ladder: EmulatedLadder) -> dict[str, str]:
+    """Return a page for every step, under the name to which the ladder's page links."""
+    return {place(each.old.rung, each.new.rung): step_page(each) for each in steps(ladder)}
+
+
+def place(old: str, new: str) -> str:
+    """Where the page of a step lies, from the ladder's page."""
+    return f"steps/{old}-{new}.html"
+
+
+def step(ladder: EmulatedLadder, old: str, new: str) -> Step:
+    """Return the step between two rungs of a ladder that ran."""
+    largest = max(run.size for run in ladder.rungs)
+    ran = {run.rung: run for run in ladder.rungs if run.size == largest}
+    times = {row.rung: row for row in ladder.predicted}
+    return Step(ran[old], ran[new], times.get(old), times.get(new), diff(old, new))
+
+
+def summary(step: Step) -> str:
+    """The step in a sentence: its gain, what bounded the one and bounds the other, and the counter that moved most."""
+    parts = []
+    if times := step.times:
+        before, after = (row.prediction for row in times)
+        assert before is not None
+        assert after is not None
+        rates = numerals.digits(times[1].rate() / times[0].rate() if times[0].rate() else 0.0)
+        parts.append(f"Predicted {rates} times as fast; {before.bound} bounded {step.old.rung}, {after.bound} bounds "
+                     f"{step.new.rung}")  # fmt: skip
+    if moved := _moved(step):
+        name, old, new = moved[0]
+        parts.append(f"{name} go from {numerals.digits(old)} to {numerals.digits(new)}")
+    return "; ".join(parts) + "." if parts else "No counter moved."
+
+
+def _moved(step: Step) -> list[tuple[str, float, float]]:
+    """The counters that differ, for each operation of the product if the products do; the furthest first."""
+    scale = step.old.operations / step.new.operations
+    rows = []
+    for each in fields(RungCounts):
+        old, new = (float(getattr(run.counts, each.name)) for run in (step.old, step.new))
+        new *= 1.0 if "_a_" in each.name else scale
+        if abs(old - new) > MOVED * max(old, new):
+            rows.append((each.name.replace("_a_", " per ").replace("_", " "), old, new))
+    return sorted(rows, key=lambda row: -max(row[1], row[2], 1) / max(min(row[1], row[2]), 1))
+
+
+def sheets(step: Step) -> tuple[Sheet, ...]:
+    """The counters that moved, and the predicted time with its terms."""
+    old, new = step.old, step.new
+    products = [f"{run.rung}: {run.m} × {run.n} × {run.k}, {run.dtype}." for run in (old, new)]
+    if products[0].partition(":")[2] == products[1].partition(":")[2]:
+        products = [f"Both: {old.m} × {old.n} × {old.k}, {old.dtype}."]
+    else:
+        products.append(f"Counts of {new.rung} are for as many operations as {old.rung} has.")
+    counted = tabulate(
+        "Counters that moved",
+        [
+            ("counter", lambda row: row[0]),
+            (old.rung, lambda row: _number(row[1])),
+            (new.rung, lambda row: _number(row[2])),
+            ("×", lambda row: f"{numerals.digits(row[2] / row[1])}" if row[1] else ""),
+        ],
+        _moved(step),
+        products,
+    )
+    return (counted, _terms(step)) if step.times else (counted,)
+
+
+def _number(value: float) -> str:
+    """A count, or a figure."""
+    return f"{value:,.0f}" if value == int(value) else numerals.digits(value)
+
+
+def _terms(step: Step) -> Sheet:
+    """Microseconds of each term of both predictions, the longest of the old first."""
+    before, after = step.times or (None, None)
+    assert before is not None
+    assert after is not None
+    whole = [row.prediction.seconds if row.prediction else 0.0 for row in (before, after)]
+    rows: list[tuple[str, float, float]] = [("all", whole[0], whole[1]), *_longest(step)]
+    products = [f"{row.rung}: {row.m} × {row.n} × {row.k}, {row.dtype}." for row in (before, after)]
+    card = before.prediction.card if before.prediction else ""
+    return tabulate(
+        f"Predicted on {card}, µs",
+        [
+            ("takes", lambda row: Cell(row[0], tone="best" if row[0] == "all" else "")),
+            (before.rung, lambda row: numerals.digits(row[1] * 1e6)),
+            (after.rung, lambda row: numerals.digits(row[2] * 1e6)),
+        ],
+        rows,
+        [*products, "Each unit's time is that which it would take if nothing else took time: they overlap."],
+    )
+
+
+def _longest(step: Step) -> list[tuple[str, float, float]]:
+    before, after = (row.prediction for row in step.times or (PredictedRung("", 0, 0, 0, ""),) * 2)
+    if before is None or after is None:
+        return []
+    names = dict.fromkeys([*before.terms, *after.terms])
+    rows = [(name, before.terms.get(name, 0.0), after.terms.get(name, 0.0)) for name in names]
+    least = SMALLEST * max(before.seconds, after.seconds)
+    return sorted((row for row in rows if max(row[1:]) > least), key=lambda row: -row[1])
+
+
+def picture(step: Step) -> svg.Plot | None:
+    """Two bars for each term of the predicted times, and two for the whole; None without predictions."""
+    if not step.times:
+        return None
+    whole = [row.prediction.seconds for row in step.times if row.prediction]
+    rows = [("all", whole[0], whole[1]), *_longest(step)]
+    name = f"{step.old.rung}-{step.new.rung}"
+    with svg.axes(ROW * len(rows) + 80) as on:
+        for place, (_, before, after) in enumerate(rows):
+            for shift, seconds, shade in ((-0.2, before, "soft"), (0.2, after, "accent")):
+                on.barh(place + shift, seconds * 1e6, height=0.36, color=svg.TOKENS[shade], linewidth=0)
+                svg.annotate(on, numerals.digits(seconds * 1e6), (seconds * 1e6, place + shift), (4, 0), va="center",
+                             size=10)  # fmt: skip
+        on.set(xlim=(0, 1.15e6 * max(whole)), ylim=(len(rows) - 0.4, -0.6))
+        on.grid(False, axis="y")
+        svg.name_rows(on, range(len(rows)), [row[0] for row in rows])
+        on.set_xlabel("µs")
+        drawing = svg.render(
+            on, name, f"the predicted times of {step.old.rung} and {step.new.rung}, by what takes them"
+        )
+    caption = f"Above, pale: {step.old.rung}. Below: {step.new.rung}. Shorter is faster; units overlap."
+    return svg.Plot(name, "The time that moved", caption, drawing)
+
+
+def show_step(step: Step, console: Console) -> None:
+    """Print a step: the sentence, the counters, the times, then the lines that changed."""
+    console.print(Text(step.title, style="bold"))
+    console.print(Text(summary(step)))
+    for sheet in sheets(step):
+        console.print(Group(*laid_out(sheet, console.width)))
+    show_difference(step.difference, console)
+
+
+def step_page(step: Step, timelines: Sequence[WarpTimeline] = ()) -> str:
+    """Return the same as one self-contained HTML page, with the picture, and one of each timeline."""
+    plots = [
+        replace(plot := warps_picture(each, f"warps-{place}"), title=f"{each.kernel}: {plot.title}")
+        for place, each in enumerate(timelines, 1)
+    ]
+    first = picture(step)
+    return render("step.html", __package__, title=step.title, summary=summary(step), sheets=sheets(step),
+                  plots=[first, *plots] if first else plots, difference=step.difference,
+                  lines=coloured(step.difference))  # fmt: skip

@@ -22,7 +22,7 @@ from gemmery.cpu.target import host
 from operands import LAYOUTS, numpy_dtype, place, random
 
 ROWS = (1, 2, 3, 4, 6, 7, 16, 31, 64)
-SHAPES = [(1, 1), (3, 2), (5, 17), (33, 65), (64, 64), (129, 16), (300, 9), (769, 130), (1601, 33)]  # (k, n)
+SHAPES = [(1, 1), (3, 2), (5, 17), (33, 65), (64, 64), (129, 16), (300, 9), (769, 130), (1601, 33), (97, 587)]  # (k, n)
 MIXED = [("f32", "f64"), ("f16", "f32"), ("bf16", "f32"), ("int8", "int32"), ("uint8", "int32"), ("int16", "int64"),
          ("int32", "int64"), ("complex64", "complex128"), ("bool", "int32")]  # fmt: skip
 

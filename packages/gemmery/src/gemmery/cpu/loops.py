@@ -23,7 +23,7 @@ from gemmery.cpu.ir_types import SIZES
 from gemmery.cpu.long_k import even, in_order
 from gemmery.cpu.panels import STACK, buffers, depth, fan, operands, panel_bytes, steps_of, tiled_bytes
 from gemmery.cpu.target import SHALLOW, Target, Tile
-from gemmery.cpu.ukernel import AHEAD, Product, RegisterTile, register_tile, tile_loop
+from gemmery.cpu.ukernel import ABREAST, AHEAD, Product, RegisterTile, register_tile, tile_loop
 from gemmery.cpu.update import PARAMS, is_plain, update_edge, update_whole
 
 _PREFETCH = 16  # steps of k by which A is prefetched ahead of its use
@@ -198,9 +198,10 @@ def _tiles(module: Module, product: Product, register: RegisterTile, once: bool 
         # Going down columns keeps a panel of B in L1. A product with small k mainly writes C, and going along rows
         # writes it page by page (4096 x 4096 x 32, f64, Zen 4: 50 GFLOP/s, against 44 down columns).
         along = kc <= SHALLOW
-        outer, inner = in_order(f, along, (mc, mr), (nc, nr))
+        done = _few_rows(f, product, register, tile_buffer) if _few(register, once) else f.index(0)
+        outer, inner = in_order(f, along, (mc, mr), (nc - done, nr))
         with f.loop(0, *outer) as x, f.loop(0, *inner) as y:
-            i, j = f.select(along, x, y), f.select(along, y, x)
+            i, j = f.select(along, x, y), f.select(along, y, x) + done
             with f.if_(j < f["right"] + (i + mr) * product.parts):  # else a symmetric product does not need the tile
                 c = f["c"] + i * f["c_row"] + j * product.out_size
                 a, b = f["a"] + i // mr * a_panel, f["b"] + j // nr * b_panel
@@ -221,6 +222,22 @@ def _tiles(module: Module, product: Product, register: RegisterTile, once: bool 
                     update_edge(f, product, register, tile_buffer, nr, i, j, rows, columns)
 
 
+def _few_rows(f: Function, product: Product, register: RegisterTile, kept: Value) -> Value:
+    """Compute one row or two in tiles of several panels, and return how many columns are done."""
+    steps, nc, count = steps_of(product, f["kc"]), f["nc"], f.var(f.index(0))
+    for rows in (1, 2):
+        count.value = f.select(f["mc"].equals(rows), f.index(ABREAST // rows), count.value)
+    wide = f.max(count.value, 1) * register.nr
+    done = f.select(count.value > 0, nc // wide * wide, f.index(0))
+    with f.loop(0, done, wide) as j:
+        operands = steps, f["a"], f["b"] + j // register.nr * f["b_panel"], f["b_panel"], kept
+        for rows in (1, 2):
+            with f.if_(f["mc"].equals(rows)):
+                f.call(f"abreast_{rows}", *operands)
+        update_edge(f, product, register, kept, wide, 0, j, f["mc"], wide)
+    return done
+
+
 def _narrow(register: RegisterTile) -> list[int]:
     """Return the widths, in vectors, of the tiles for the last columns of C (see `pack.used`)."""
     return [vectors for vectors in (1, 2) if vectors < register.nv]
@@ -235,16 +252,20 @@ def _small_tiles(module: Module, product: Product, register: RegisterTile, once:
     """
 
     def define(name: str, vectors: int = 0, rows: int = 0) -> None:
-        params = (("i64", "steps"), ("ptr", "a"), ("ptr", "b"), ("ptr", "kept"))
+        abreast = vectors > register.nv
+        params = ("i64", "steps"), ("ptr", "a"), ("ptr", "b"), *((("i64", "apart"),) if abreast else ()), ("ptr", "kept")
         with module.function(name, *params, local=True) as f:
             operands = f["steps"], f["a"], f["b"], _PREFETCH
-            totals = tile_loop(f, product, register, *operands, vectors=vectors, rows=rows)
+            apart = f["apart"] if abreast else None
+            totals = tile_loop(f, product, register, *operands, vectors=vectors, rows=rows, apart=apart)
             _keep(f, product, register, totals, f["kept"])
 
     for vectors in _narrow(register):
         define(f"tile_{vectors}", vectors=vectors)
     for rows in _few(register, once):
         define(f"rows_{rows}", rows=rows)
+        if rows < ABREAST:
+            define(f"abreast_{rows}", vectors=register.nv * ABREAST // rows, rows=rows)
 
 
 def _few(register: RegisterTile, once: bool) -> list[int]:
@@ -268,8 +289,8 @@ def _smaller(
 
 
 def _keep(f: Function, product: Product, register: RegisterTile, totals: list[list[Var]], edge: Value) -> None:
-    """Store a tile's accumulators in a buffer for the whole tile."""
-    size, lanes = SIZES[product.accumulator], register.lanes
+    """Store a tile's accumulators in a buffer for the whole tile, or for the panels that it has."""
+    size, lanes, wide = SIZES[product.accumulator], register.lanes, max(register.nv, len(totals[0]))
     for r, row in enumerate(totals):
         for v, total in enumerate(row):
-            f.store(total.value, edge + (r * register.nv + v) * lanes * size, align=lanes * size)
+            f.store(total.value, edge + (r * wide + v) * lanes * size, align=lanes * size)

@@ -7,7 +7,7 @@ consecutive elements along k, which one dot-product instruction multiplies at on
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from gemmery import dtypes
@@ -209,6 +209,9 @@ def multiply_add(f: Function, product: Product, a: Value, b: Value, total: Value
     raise ValueError(product.step)
 
 
+# Sums of C in vectors, times nv, of the tiles for one row and for two, which take several panels side by side. Each is a
+# stream for the prefetchers: one alone leaves most of a core's requests to memory unused.
+ABREAST = 4
 AHEAD = 16  # bytes of the next panel of B that a step prefetches: 16 tiles of 6 rows prefetch 256 bytes, one step of it
 AHEAD_FROM = (
     256  # smallest step of B's panel, in bytes, for which that pays: a narrower panel would be prefetched too often
@@ -226,10 +229,12 @@ def tile_loop(
     coming: Value | None = None,
     vectors: int = 0,
     rows: int = 0,
+    apart: Value | None = None,
 ) -> list[list[Var]]:
     """Loop over k in packed panels; returns the accumulators [mr][nv], each a vector.
 
-    Those of the first `rows` and `vectors` of a row are all, unless these are 0.
+    Those of the first `rows` and `vectors` of a row are all, unless these are 0. More than nv vectors are those of
+    several panels of B, from one to the next `apart` bytes.
 
     Each step has nv loads of B, mr broadcasts of A and mr * nv multiply-adds. With 6 x 4 vectors of AVX-512 these are
     24 independent chains, which more than covers a latency of 4 cycles on two ports. The panel of A comes from L2 and
@@ -251,14 +256,17 @@ def tile_loop(
     row, vectors = tile.nv * width, vectors or tile.nv
     rows = rows or tile.mr
     whole = rows + rows % 2 if product.in_blocks else rows
+    panels = [b if apart is None else b + apart * i for i in range(-(-vectors // tile.nv))]
+
+    def first_row(v: int) -> Value:
+        return f.load(wide, panels[v // tile.nv] + v % tile.nv * tile.lanes * size, align=size)
+
     starts = [f.zero(wide)] * vectors
     if product.seeded and not product.b_dtype:
-        starts = [f.load(wide, b + v * tile.lanes * size, align=size) for v in range(vectors)]
-    if product.seeded:
-        b = b + row
-    factors = [f.load(wide, b + v * tile.lanes * size, align=size) for v in range(vectors if product.bits else 0)]
-    if product.bits:
-        b = b + tile.nr * size
+        starts = [first_row(v) for v in range(vectors)]
+    factors = [first_row(v) for v in range(vectors if product.bits else 0)]
+    if product.seeded or product.bits:
+        panels = [panel + (row if product.seeded else tile.nr * size) for panel in panels]
     totals = [[f.var(start) for start in starts] for _ in range(whole)]
     parts = product.parts
 
@@ -266,13 +274,13 @@ def tile_loop(
         """Add the products of every step, or of every second one from `first` on."""
         with f.loop(first, steps, parts) as p:
             a_row = a + p * (tile.mr * size)
-            b_row = b + p * row
+            b_rows = [panel + p * row for panel in panels]
             f.prefetch(a_row + prefetch * tile.mr * size)
             if coming is not None and row >= AHEAD_FROM:
                 f.prefetch(coming + p * AHEAD, locality=2)
 
-            def column(v: int, b_row: Value = b_row) -> Value:
-                return _load(f, product, tile, b_row, v * width)
+            def column(v: int, b_rows: Sequence[Value] = b_rows) -> Value:
+                return _load(f, product, tile, b_rows[v // tile.nv], v % tile.nv * width)
 
             if f.target.is_arm:
                 arm.step(f, product.step, product.packed, product.cell, a_row, b_row, totals, column)

@@ -24,7 +24,7 @@ from gemmery.cpu.long_k import even, in_order
 from gemmery.cpu.panels import STACK, buffers, depth, fan, operands, panel_bytes, steps_of, tiled_bytes
 from gemmery.cpu.target import SHALLOW, Target, Tile
 from gemmery.cpu.ukernel import ABREAST, AHEAD, Product, RegisterTile, register_tile, tile_loop
-from gemmery.cpu.update import PARAMS, is_plain, update_edge, update_whole
+from gemmery.cpu.update import PARAMS, is_plain, update_edge, update_rounded, update_whole
 
 _PREFETCH = 16  # steps of k by which A is prefetched ahead of its use
 
@@ -214,10 +214,16 @@ def _tiles(module: Module, product: Product, register: RegisterTile, once: bool 
                         for v in range(0, nr * product.out_size, 64):
                             f.prefetch(c + f["c_row"] * r + v, write=True)
                     totals = tile_loop(f, product, register, steps, a, b, _PREFETCH, coming)
-                    with f.if_(whole):
-                        update_whole(f, product, register, totals, c)
-                    with f.else_():
+                    if product.sums_apart:
                         _keep(f, product, register, totals, tile_buffer)
+                    else:
+                        with f.if_(whole):
+                            update_whole(f, product, register, totals, c)
+                        with f.else_():
+                            _keep(f, product, register, totals, tile_buffer)
+                if product.sums_apart:
+                    with f.if_(whole):
+                        update_rounded(f, product, register, tile_buffer, i, j)
                 with f.if_(whole ^ True):
                     update_edge(f, product, register, tile_buffer, nr, i, j, rows, columns)
 

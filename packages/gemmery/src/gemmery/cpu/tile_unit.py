@@ -112,7 +112,9 @@ def block(
     with f.loop(0, f.max(deep, 1), chain) as q:
         long, begins, ends = f.min(deep - q, chain), first & q.equals(0), last & (q + chain >= deep)
         scale = f.select(q.equals(0), beta, unity)
-        part = even(f, long, depth(product, register), product.unit)
+        # A part of a panel need not stay in L1 where only one tile of A goes by.
+        most = f.select(tall <= register.mr, f.max(long, 1), f.index(depth(product, register)))
+        part = even(f, long, most, product.unit)
         # Panel by panel, the sums between parts are those of one panel, and all of k of the block of A stays in L2.
         resident = tall * long * of_a.element <= _RESIDENT
         sweep = f.select(resident, f.index(register.nr), wide)

@@ -232,7 +232,7 @@ def _few_rows(f: Function, product: Product, register: RegisterTile, kept: Value
     """Compute one row or two in tiles of several panels, and return how many columns are done."""
     steps, nc, count = steps_of(product, f["kc"]), f["nc"], f.var(f.index(0))
     for rows in (1, 2):
-        count.value = f.select(f["mc"].equals(rows), f.index(ABREAST // rows), count.value)
+        count.value = f.select(f["mc"].equals(rows), f.index(_abreast(product, rows)), count.value)
     wide = f.max(count.value, 1) * register.nr
     done = f.select(count.value > 0, nc // wide * wide, f.index(0))
     with f.loop(0, done, wide) as j:
@@ -242,6 +242,11 @@ def _few_rows(f: Function, product: Product, register: RegisterTile, kept: Value
                 f.call(f"abreast_{rows}", *operands)
         update_edge(f, product, register, kept, wide, 0, j, f["mc"], wide)
     return done
+
+
+def _abreast(product: Product, rows: int) -> int:
+    """Return the panels of a tile for one row or two; a register of 2 x 2 sums has two rows."""
+    return ABREAST // (2 if product.in_blocks else rows)
 
 
 def _narrow(register: RegisterTile) -> list[int]:
@@ -271,7 +276,7 @@ def _small_tiles(module: Module, product: Product, register: RegisterTile, once:
     for rows in _few(register, once):
         define(f"rows_{rows}", rows=rows)
         if rows < ABREAST:
-            define(f"abreast_{rows}", vectors=register.nv * ABREAST // rows, rows=rows)
+            define(f"abreast_{rows}", vectors=register.nv * _abreast(product, rows), rows=rows)
 
 
 def _few(register: RegisterTile, once: bool) -> list[int]:

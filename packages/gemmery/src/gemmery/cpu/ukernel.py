@@ -8,6 +8,7 @@ consecutive elements along k, which one dot-product instruction multiplies at on
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gemmery import dtypes
@@ -279,13 +280,17 @@ def tile_loop(
             if coming is not None and row >= AHEAD_FROM:
                 f.prefetch(coming + p * AHEAD, locality=2)
 
-            def column(v: int, b_rows: Sequence[Value] = b_rows) -> Value:
-                return _load(f, product, tile, b_rows[v // tile.nv], v % tile.nv * width)
+            def column(first_v: int, v: int, b_rows: Sequence[Value] = b_rows) -> Value:
+                panel, at = divmod(first_v + v, tile.nv)
+                return _load(f, product, tile, b_rows[panel], at * width)
 
-            if f.target.is_arm:
-                arm.step(f, product.step, product.packed, product.cell, a_row, b_row, totals, column)
-            else:
-                _step(f, product, a_row, totals, column)
+            if not f.target.is_arm:
+                _step(f, product, a_row, totals, partial(column, 0))
+                return
+            for first_v, b_row in zip(range(0, vectors, tile.nv), b_rows, strict=True):
+                some = [of_row[first_v : first_v + tile.nv] for of_row in totals]
+                of_panel = partial(column, first_v)
+                arm.step(f, product.step, product.packed, product.cell, a_row, b_row, some, of_panel)
 
     walk(0)
     if parts == 2:

@@ -22,8 +22,12 @@ WHEELS = (
     "sortedcontainers", "ml-dtypes",
 )  # fmt: skip
 PLATFORMS = [f"manylinux_2_{minor}_aarch64" for minor in (28, 27, 17)] + ["manylinux2014_aarch64"]
-# QEMU's names of CPUs, with the kernels that each has: without dot products, with those of bytes, with blocks.
-CPUS = {"cortex-a72": "neon", "neoverse-n1": "neon_dot", "max,sve256=on": "neon_mmla"}
+# QEMU's names of CPUs, with the kernels that each has: without dot products, with those of bytes, with blocks,
+# and with registers of SVE.
+CPUS = {
+    "cortex-a72": "neon", "neoverse-n1": "neon_dot", "max,sve128=on,sve256=on": "sve_256", "max,sve512=on": "sve_512",
+    "max,sve256=on": "neon_mmla",
+}  # fmt: skip
 CPU_TESTS = "packages/gemmery/tests/cpu"
 # What runs on every CPU, and what on the last one alone. The code of the kernels is tested on every machine.
 KERNELS = (f"{CPU_TESTS}/test_cpu_arm.py", "-k", "not inner_loop and not limited")
@@ -86,6 +90,8 @@ def emulated(home: Path, cpu: str, *arguments: str, capture: bool = False) -> su
     qemu, system = home / "qemu-aarch64-static", home / "arm64"
     command = [str(qemu), "-cpu", cpu, "-L", str(system), str(system / "usr/bin/python3.11"), *arguments]
     env = environment(home, str(home / "site")) | {"EMULATED_ISA": CPUS[cpu]}
+    if CPUS[cpu] == "sve_256":  # else registers of 128 bits are used
+        env["GEMMERY_ISA"] = "sve_256"
     return subprocess.run(
         command, env=env, cwd=ROOT, check=False, text=True, stdout=subprocess.PIPE if capture else None
     )

@@ -184,7 +184,10 @@ def register_tile(target: Target, product: Product, sizes: Tile | None = None) -
 def arm_step(target: Target, dtype: str) -> tuple[str, int] | None:
     """Return the instruction of ARM for products of a type, and the elements of k in a cell; None without one."""
     steps = ARM_STEPS.get(dtype, ()) if target.is_arm else ()
-    return next(((name, group) for feature, name, group in steps if feature in target.features), None)
+    features = target.features
+    if target.has_sve:  # which has dot products of its own, and no fmlal before SVE2
+        features = features - {"asimdfhm"} | {"asimddp"}
+    return next(((name, group) for feature, name, group in steps if feature in features), None)
 
 
 def multiply_add(f: Function, product: Product, a: Value, b: Value, total: Value) -> Value:

@@ -30,12 +30,16 @@ def instruction(f: Function, name: str, element: str, total: Value, x: Value, y:
     wide = vector(f.target.vector_bytes // SIZES[element], element)
     x, y = f.bitcast(x, wide), f.bitcast(y, wide)
     if f.target.has_sve:
-        suffix = "" if name == "bfmmla" else ".nxv4i32"
-        sums = f"<vscale x 4 x {element_of(total.type)}>"
-        total_, x, y = (_scalable(f, value) for value in (total, x, y))
-        product = f.intrinsic(f"llvm.aarch64.sve.{name}{suffix}", sums, total_, x, y)
-        return f.intrinsic(f"llvm.vector.extract.{mangle(total.type)}.{_name(total.type)}", total.type, product, f.index(0))
+        return _by_sve(f, name if name == "bfmmla" else f"{name}.nxv4i32", total, x, y)
     return f.intrinsic(f"llvm.aarch64.neon.{name}{_SUFFIX.get(name, _INTEGERS)}", total.type, total, x, y)
+
+
+def _by_sve(f: Function, name: str, total: Value, *operands: Value) -> Value:
+    """Return total + products by an instruction of SVE, whose vectors are as long as registers."""
+    first, *others = (_scalable(f, value) if "x" in value.type else value for value in (total, *operands))
+    product = f.intrinsic(f"llvm.aarch64.sve.{name}", first.type, first, *others)
+    extract = f"llvm.vector.extract.{mangle(total.type)}.{_name(total.type)}"
+    return f.intrinsic(extract, total.type, product, f.index(0))
 
 
 def _scalable(f: Function, x: Value) -> Value:
@@ -73,8 +77,7 @@ def step(
     vectors = range(len(totals[0]))
     if name.endswith("mmla"):
         width = f.target.vector_bytes
-        pairs = [f.load(vector(2, "i64"), a + row * size, align=size) for row in range(0, len(totals), 2)]
-        pairs = [f.shuffle(pair, pair, [0, 1] * (width // _BYTES)) for pair in pairs]  # in each segment
+        pairs = [_in_each_segment(f, "i64", a + row * size, size) for row in range(0, len(totals), 2)]
         for v in vectors:
             for half in range(2):
                 columns = f.load(vector(width // 8, "i64"), b + (2 * v + half) * width, align=size)
@@ -82,26 +85,34 @@ def step(
                     total = totals[2 * number + half][v]
                     total.value = instruction(f, name, packed, total.value, pair, columns)
         return
-    lanes = 1 if f.target.has_sve else _BYTES // size  # a lane of SVE is one of the segment alone
+    lanes = _BYTES // size
     if name == "fmlal":  # of the lower four columns in a register, fmlal2 of the upper four
         halves = [f.load(vector(8, "half"), b + v // 2 * _BYTES, align=size) for v in vectors if v % 2 == 0]
         columns_of = [halves[v // 2] for v in vectors]
     else:
         columns_of = [column(v) for v in vectors]
     for i, row in enumerate(totals):
-        if lanes == 1:
-            factor = f.broadcast(f.load(cell, a + i * size, align=size), f.target.lanes(size))
-        else:
-            if i % lanes == 0:
-                some = f.load(vector(lanes, cell), a + i * size, align=size)
-            factor = f.shuffle(some, some, [i % lanes] * lanes)
+        if i % lanes == 0:
+            some = _in_each_segment(f, cell, a + i * size, size)
+        factor = f.shuffle(some, some, [i % lanes] * f.target.lanes(size))
         for v in vectors:
             total = row[v]
-            if name == "fma":
+            if name == "fma" and f.target.has_sve and cell in ("float", "double"):
+                lane = f.const("i32", i % lanes)
+                total.value = _by_sve(f, f"fmla.lane.{_name(total.value.type)}", total.value, columns_of[v], some, lane)
+            elif name == "fma":
                 total.value = f.fma(factor, columns_of[v], total.value)
             else:
                 each = "fmlal2" if name == "fmlal" and v % 2 else name
                 total.value = instruction(f, each, packed, total.value, columns_of[v], factor)
+
+
+def _in_each_segment(f: Function, element: str, at: Value, align: int) -> Value:
+    """Load 16 bytes, once, or into each segment of a register of SVE."""
+    lanes = _BYTES // SIZES[element]
+    some = f.load(vector(lanes, element), at, align=align)
+    segments = f.target.vector_bytes // _BYTES
+    return some if segments == 1 else f.shuffle(some, some, [*range(lanes)] * segments)
 
 
 def unfold(f: Function, totals: list[list[Var]]) -> None:

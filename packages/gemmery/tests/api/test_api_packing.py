@@ -18,6 +18,7 @@ import gemmery as gm
 from gemmery import dtypes, verify
 from gemmery.api import packing
 from gemmery.config import ISAS
+from gemmery.cpu import entry
 from gemmery.cpu.target import host
 from operands import LAYOUTS, numpy_dtype, place, random
 
@@ -347,3 +348,68 @@ def test_tensors_of_pytorch():
 def test_bfloat16_of_ml_dtypes():
     x, w = (np.ones(shape, ml_dtypes.bfloat16) for shape in ((3, 40), (40, 9)))
     assert same(gm.matmul(x, gm.pack(w)), gm.matmul(x, w))
+
+
+def counted(monkeypatch):
+    """A list that gets an item for each product that Python computes."""
+    from gemmery.api import products
+
+    calls, product = [], products.product
+    monkeypatch.setattr(products, "product", lambda *args: calls.append(1) or product(*args))
+    return calls
+
+
+@pytest.mark.parametrize(("name", "wide"), [("f32", ""), ("f64", ""), ("bf16", ""), ("int8", "int32"), ("f32", "f64")])
+def test_the_compiled_entry_takes_packed_matrices(name, wide, monkeypatch):
+    """Each way of calling goes to Python once; another matrix of that kind is not the first one, nor is one of others."""
+    options = {"dtype": numpy_dtype(wide)} if wide else {}
+    gm.matmul(np.eye(2), np.eye(2))  # makes the entry
+    calls, (k, n) = counted(monkeypatch), (61, 83)
+    matrices = [random((k, n), name, seed) for seed in (1, 2)]
+    packed = [gm.pack(w, **options) for w in matrices]
+    for m in (1, 3):
+        x = random((m, k), name, m)
+        out = np.empty((m, n), options.get("dtype", x.dtype))
+        scale = 2 if np.dtype(out.dtype).kind in "iu" else 2.0
+        ways = [
+            lambda p, x=x: gm.matmul(x, p, **options),
+            lambda p, x=x, out=out: gm.matmul(x, p, out, **options),
+            lambda p, x=x: gm.matmul(x[0], p, **options),
+        ]
+        if not wide:
+            ways.append(lambda p, x=x, scale=scale: gm.gemm(scale, x, p))
+        for way in ways:
+            first = [np.array(way(p)) for p in packed]
+            before = len(calls)
+            for _ in range(3):
+                for p, w, expected in zip(packed, matrices, first, strict=True):
+                    assert same(np.array(way(p)), expected)
+                    assert not same(np.array(way(p)), first[0] if w is matrices[1] else first[1])
+            assert len(calls) == before or not entry.active()
+        assert same(np.array(ways[0](packed[1])), gm.matmul(x, matrices[1], batch_invariant=True, **options))
+    with pytest.raises(gm.errors.GemmeryError):
+        gm.einsum("ij,jk->ik", x, packed[0])
+
+
+def test_the_compiled_entry_keeps_kinds_of_packed_matrices_apart():
+    w = random((32, 48), "int8", 1)
+    x = random((4, 32), "int8", 2)
+    wide, narrow = gm.pack(w, dtype=np.int32), gm.pack(w)
+    for _ in range(4):
+        assert same(gm.matmul(x, wide, dtype=np.int32), gm.matmul(x, w, dtype=np.int32))
+        assert same(gm.matmul(x, narrow), gm.matmul(x, w))
+    for _ in range(2):
+        with pytest.raises(gm.errors.DTypeError):
+            gm.matmul(x.astype(np.float32), narrow)
+        with pytest.raises(gm.errors.ShapeError):
+            gm.matmul(x[:, 1:], narrow)
+
+
+def test_an_out_that_overlaps_a_is_not_written_before_a_is_read():
+    memory = random((2, 40), "f32", 3)
+    packed, w = gm.pack(random((40, 40), "f32", 4)), random((40, 40), "f32", 4)
+    expected = gm.matmul(memory.copy(), packed)
+    for _ in range(3):
+        x = memory.copy()
+        assert same(gm.matmul(x, packed, x), expected)
+    assert same(expected, gm.matmul(memory, w, batch_invariant=True))

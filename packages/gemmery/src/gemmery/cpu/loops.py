@@ -14,16 +14,27 @@ C is updated from the accumulators of a tile. The first block of k adds beta C, 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 
 from gemmery.cpu import pack, pack_complex, tile_unit
 from gemmery.cpu.abi import Args
 from gemmery.cpu.ir import Function, Module, Value, Var
 from gemmery.cpu.ir_types import SIZES
 from gemmery.cpu.long_k import even, in_order
-from gemmery.cpu.panels import STACK, buffers, depth, fan, operands, panel_bytes, steps_of, tiled_bytes
+from gemmery.cpu.panels import (
+    STACK,
+    WIDENED,
+    buffers,
+    depth,
+    fan,
+    operands,
+    panel_bytes,
+    steps_of,
+    tiled_bytes,
+    widened,
+)
 from gemmery.cpu.target import SHALLOW, Target, Tile
-from gemmery.cpu.ukernel import ABREAST, AHEAD, Product, RegisterTile, register_tile, tile_loop
+from gemmery.cpu.ukernel import ABREAST, AHEAD, Product, RegisterTile, load_cells, register_tile, tile_loop
 from gemmery.cpu.update import PARAMS, is_plain, update_edge, update_rounded, update_whole
 
 _PREFETCH = 16  # steps of k by which A is prefetched ahead of its use
@@ -68,6 +79,11 @@ def packed(target: Target, product: Product, sizes: Tile | None = None, once: bo
     else:
         _small_tiles(module, product, register, once)
         _tiles(module, product, register, once)
+        if wide := widened(product, once):
+            with module.function("widen", *_WIDEN, local=True) as f:
+                _widen(f, product, wide, register)
+            _small_tiles(module, wide, register, prefix="wide_")
+            _tiles(module, wide, register, prefix="wide_")
     if product.rounds:
         with module.function("run", *_RUN, local=True) as f:
             update_edge(f, product, register, f["kept"], f["row"], f.index(0), f.index(0), f["m"], f["n"])
@@ -131,7 +147,10 @@ def _five_loops(f: Function, product: Product, register: RegisterTile, once: boo
     for at, number in ((unity, 1), (nothing, 0)):
         f.store(f.const(product.scalar, number), at)
         f.store(f.zero(product.scalar), at + SIZES[product.scalar])
+    widens, wide_product = m > WIDENED * register.mr, widened(product, once)
     a_size, b_size = buffers(product, register, mc, kc, f.index(0) if once else nc)
+    if wide_product:
+        b_size = f.select(widens, buffers(wide_product, register, mc, kc, nc)[1], b_size)
     part = f.min(kc, depth(product, register)) if product.on_tiles else kc  # of k, for which A is packed at once
     on_stack = (a_size + b_size <= STACK) & (k <= part)
     to_a = f.select(on_stack, f.buffer(STACK), args.workspace)
@@ -159,6 +178,9 @@ def _five_loops(f: Function, product: Product, register: RegisterTile, once: boo
                 b_panels, b_panel = b + p // kc * b_row + j // parts * b_col, b_col * (register.nr // parts)
             else:
                 f.call("pack_b", wide, deep, b + p // parts * b_row + j // parts * b_col, b_col, b_row, to_b)
+            if wide_product:
+                with f.if_(widens):
+                    f.call("widen", wide, steps_of(product, deep), b_panels, b_panel, to_b)
             scale = f.select(first, start, unity)
             with f.loop(skipped, m, mc) as i:
                 tall = f.min(m - i, mc)
@@ -174,11 +196,17 @@ def _five_loops(f: Function, product: Product, register: RegisterTile, once: boo
                     )  # fmt: skip
                 else:
                     f.call("pack_a", tall, deep, a + i * a_row + p // parts * a_col, a_row, a_col, to_a)
-                    f.call(
-                        "tiles", tall, wide, deep, (i + below) * parts - j, to_a, b_panels, b_panel,
+                    rest = (
                         to + i * to_row, to_row, partial + i * partial_row, partial_row, factor, scale, tile_bias,
                         bias_step, first, last,
                     )  # fmt: skip
+                    sizes = tall, wide, deep, (i + below) * parts - j, to_a
+                    if wide_product:
+                        with f.if_(widens):
+                            wide_panel = panel_bytes(operands(wide_product, register)[1], deep)
+                            f.call("wide_tiles", *sizes, to_b, wide_panel, *rest)
+                    with f.if_(widens ^ True) if wide_product else nullcontext():
+                        f.call("tiles", *sizes, b_panels, b_panel, *rest)
         if product.rounds:
             with f.if_(several):
                 first, last = q.equals(0), end >= k
@@ -188,10 +216,25 @@ def _five_loops(f: Function, product: Product, register: RegisterTile, once: boo
                 )  # fmt: skip
 
 
-def _tiles(module: Module, product: Product, register: RegisterTile, once: bool = False) -> None:
+_WIDEN = (("i64", "nc"), ("i64", "steps"), ("ptr", "b"), ("i64", "b_panel"), ("ptr", "to"))
+
+
+def _widen(f: Function, product: Product, wide: Product, register: RegisterTile) -> None:
+    """Write a block of panels of B as the numbers that steps multiply."""
+    (old, new), cells = (operands(each, register)[1].row for each in (product, wide)), register.lanes * product.group
+    with f.loop(0, (f["nc"] + (register.nr - 1)) // register.nr) as j, f.loop(0, f["steps"]) as p:
+        row, to = f["b"] + j * f["b_panel"] + p * old, f["to"] + (j * f["steps"] + p) * new
+        for v in range(register.nv):
+            cell = load_cells(f, product, register, row, v * (old // register.nv))
+            f.store(cell, to + v * cells * SIZES[product.packed])
+
+
+def _tiles(
+    module: Module, product: Product, register: RegisterTile, once: bool = False, prefix: str = ""
+) -> None:  # fmt: skip
     """Define `tiles`: the two loops over the register tiles of an mc x nc block, columns outside."""
     mr, nr = register.mr, register.nr
-    with module.function("tiles", *_TILES, local=True) as f:
+    with module.function(f"{prefix}tiles", *_TILES, local=True) as f:
         mc, nc, kc = f["mc"], f["nc"], f["kc"]
         a_panel, b_panel = panel_bytes(operands(product, register)[0], kc), f["b_panel"]
         tile_buffer = f.buffer(mr * nr * SIZES[product.accumulator])
@@ -209,7 +252,7 @@ def _tiles(module: Module, product: Product, register: RegisterTile, once: bool 
                 coming = b + b_panel + i // mr * (steps * AHEAD)
                 rows, columns = f.min(mc - i, mr), f.min(nc - j, nr)
                 whole = is_plain(f, product, register, rows, columns)
-                with _smaller(f, register, rows, columns, (steps, a, b, tile_buffer), once):
+                with _smaller(f, register, rows, columns, (steps, a, b, tile_buffer), once, prefix):
                     for r in range(mr):
                         for v in range(0, nr * product.out_size, 64):
                             f.prefetch(c + f["c_row"] * r + v, write=True)
@@ -254,7 +297,9 @@ def _narrow(register: RegisterTile) -> list[int]:
     return [vectors for vectors in (1, 2) if vectors < register.nv]
 
 
-def _small_tiles(module: Module, product: Product, register: RegisterTile, once: bool = False) -> None:
+def _small_tiles(
+    module: Module, product: Product, register: RegisterTile, once: bool = False, prefix: str = ""
+) -> None:  # fmt: skip
     """Define `tile_1(steps, a, b, kept)` and `tile_2`: the first one or two vectors of a tile, stored in `kept`.
 
     A product with 8 columns of f32 computes 16 of them instead of 64 (8 x 8 x 8, Zen 4: 95 ns instead of 140). As
@@ -265,7 +310,7 @@ def _small_tiles(module: Module, product: Product, register: RegisterTile, once:
     def define(name: str, vectors: int = 0, rows: int = 0) -> None:
         abreast = vectors > register.nv
         params = ("i64", "steps"), ("ptr", "a"), ("ptr", "b"), *((("i64", "apart"),) if abreast else ()), ("ptr", "kept")
-        with module.function(name, *params, local=True) as f:
+        with module.function(f"{prefix}{name}", *params, local=True) as f:
             operands = f["steps"], f["a"], f["b"], _PREFETCH
             apart = f["apart"] if abreast else None
             totals = tile_loop(f, product, register, *operands, vectors=vectors, rows=rows, apart=apart)
@@ -286,7 +331,13 @@ def _few(register: RegisterTile, once: bool) -> list[int]:
 
 @contextmanager
 def _smaller(
-    f: Function, register: RegisterTile, rows: Value, columns: Value, operands: tuple[Value, ...], once: bool
+    f: Function,
+    register: RegisterTile,
+    rows: Value,
+    columns: Value,
+    operands: tuple[Value, ...],
+    once: bool,
+    prefix: str,
 ) -> Iterator[None]:
     """Call the smallest of the small tiles that holds `columns` or `rows`, or run the body if none does."""
     small = [(f"tile_{vectors}", columns <= vectors * register.lanes) for vectors in _narrow(register)]
@@ -294,7 +345,7 @@ def _smaller(
     with ExitStack() as otherwise:
         for name, holds in small:
             with f.if_(holds):
-                f.call(name, *operands)
+                f.call(f"{prefix}{name}", *operands)
             otherwise.enter_context(f.else_())
         yield
 

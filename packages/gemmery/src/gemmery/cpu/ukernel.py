@@ -285,7 +285,7 @@ def tile_loop(
 
             def column(first_v: int, v: int, b_rows: Sequence[Value] = b_rows) -> Value:
                 panel, at = divmod(first_v + v, tile.nv)
-                return _load(f, product, tile, b_rows[panel], at * width)
+                return load_cells(f, product, tile, b_rows[panel], at * width)
 
             if not f.target.is_arm:
                 _step(f, product, a_row, totals, partial(column, 0))
@@ -324,7 +324,7 @@ def _step(f: Function, product: Product, a: Value, totals: list[list[Var]], colu
             total.value = multiply_add(f, product, scale, each, total.value)
 
 
-def _load(f: Function, product: Product, tile: RegisterTile, row: Value, at: int) -> Value:
+def load_cells(f: Function, product: Product, tile: RegisterTile, row: Value, at: int) -> Value:
     """Load the vector of cells of B that begins `at` bytes after the start of a row, in the element type of sums."""
     from gemmery.cpu.convert import load_as  # only to compile
     from gemmery.cpu.ir import Value

@@ -64,7 +64,7 @@ def test_the_inner_loop_is_multiply_adds_and_no_register_is_spilled(name, dtype,
 @pytest.mark.many
 @pytest.mark.parametrize("bits", [256, 512])
 @pytest.mark.parametrize(("dtype", "out"), STEPS)
-def test_a_loop_of_sve_has_whole_registers_and_no_spill(dtype, out, bits):
+def test_the_inner_loop_of_sve_has_whole_registers_and_no_spill(dtype, out, bits):
     v1 = Target(f"sve_{bits}", frozenset({"asimd", "atomics", *ALL, "sve"}), "neoverse-v1", "aarch64", llvm="neoverse-v1")
     types = build.product(v1, Problem(8, 8, 8, dtype, out))
     loop = assembly.inner_loop(jit.assembly(v1, types.name, lambda: loops.packed(v1, types)), "tiles")
@@ -79,7 +79,7 @@ def test_a_loop_of_sve_has_whole_registers_and_no_spill(dtype, out, bits):
 @pytest.mark.many
 @pytest.mark.parametrize(("dtype", "out"), [("f32", "f32"), ("f16", "f16"), ("bf16", "bf16"), ("int8", "int32")])
 @pytest.mark.parametrize("rows", [1, 2])
-def test_tiles_of_several_panels_keep_their_sums_in_registers(dtype, out, rows):
+def test_the_inner_loop_of_several_panels_keeps_sums_in_registers(dtype, out, rows):
     cpu_ = cpu("neoverse-v2")
     types = build.product(cpu_, Problem(8, 8, 8, dtype, out, b_layout="packed"))
     code = jit.assembly(cpu_, f"once_{types.name}", lambda: loops.packed(cpu_, types, once=True))

@@ -5,7 +5,7 @@
 | `GEMMERY_NUM_THREADS` | number of threads that a product may use (default: the cores this process may run on) |
 | `OMP_NUM_THREADS`, `SLURM_CPUS_PER_TASK` | most threads of a product, where `GEMMERY_NUM_THREADS` is not set |
 | `GEMMERY_CACHE_DIR` | folder of compiled kernels (default: the user's cache folder) |
-| `GEMMERY_ISA` | `avx512`, `avx2`, `generic`; on ARM `sve_512`, `sve_256`, `neon_mmla`, `neon_dot`, `neon`: use no instruction beyond it |
+| `GEMMERY_ISA` | `avx512`, `avx2`, `generic`; on ARM `sve_512`, `sve_256`, `neon_mmla`, ...: no instruction beyond it |
 | `GEMMERY_FAST_ENTRY` | `off`: without the compiled fast entry of `matmul`, `gemm` and `gemv` |
 | `GEMMERY_FLOAT32_PRECISION` | `tf32`, `f32_tensor`, `f32_strict` or `f32_plus`: float32 products on a GPU |
 | `GEMMERY_TABLE` | a table of `gemmery tune` to use instead of this CPU's own; `off`: none, the model serves |

@@ -361,7 +361,7 @@ def counted(monkeypatch):
 
 @pytest.mark.parametrize(("name", "wide"), [("f32", ""), ("f64", ""), ("bf16", ""), ("int8", "int32"), ("f32", "f64")])
 def test_the_compiled_entry_takes_packed_matrices(name, wide, monkeypatch):
-    """Each way of calling goes to Python once; another matrix of that kind is not the first one, nor is one of others."""
+    """Each way of calling goes to Python once, for all matrices of a kind."""
     options = {"dtype": numpy_dtype(wide)} if wide else {}
     gm.matmul(np.eye(2), np.eye(2))  # makes the entry
     calls, (k, n) = counted(monkeypatch), (61, 83)

@@ -65,7 +65,9 @@ def test_the_inner_loop_is_multiply_adds_and_no_register_is_spilled(name, dtype,
 @pytest.mark.parametrize("bits", [256, 512])
 @pytest.mark.parametrize(("dtype", "out"), STEPS)
 def test_the_inner_loop_of_sve_has_whole_registers_and_no_spill(dtype, out, bits):
-    v1 = Target(f"sve_{bits}", frozenset({"asimd", "atomics", *ALL, "sve"}), "neoverse-v1", "aarch64", llvm="neoverse-v1")
+    v1 = Target(
+        f"sve_{bits}", frozenset({"asimd", "atomics", *ALL, "sve"}), "neoverse-v1", "aarch64", llvm="neoverse-v1"
+    )
     types = build.product(v1, Problem(8, 8, 8, dtype, out))
     loop = assembly.inner_loop(jit.assembly(v1, types.name, lambda: loops.packed(v1, types)), "tiles")
     names = {"int32": ("mla", "mad"), "f16": ("fmla",)}.get(dtype, (STEPS[dtype, out][0][0],))

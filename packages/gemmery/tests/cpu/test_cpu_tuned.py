@@ -21,7 +21,15 @@ OTHER = Constants(mc=36, nc=512, direct_few=0.02, direct_many=0.02, streamed_row
 OTHER = OTHER._replace(direct_int8=1, direct_int16=1)
 TABLES = [  # what each constant may be, far from the model
     OTHER,
-    OTHER._replace(mc=500, nc=100_000, direct_few=100.0, direct_many=100.0, large_c=1000.0, direct_int8=1 << 20, direct_int16=1 << 20),
+    OTHER._replace(
+        mc=500,
+        nc=100_000,
+        direct_few=100.0,
+        direct_many=100.0,
+        large_c=1000.0,
+        direct_int8=1 << 20,
+        direct_int16=1 << 20,
+    ),
     OTHER._replace(direct_few=0.02, direct_many=50.0, streamed_rows=400, worth=10**6),
     OTHER._replace(direct_few=50.0, direct_many=0.02, streamed_rows=8, large_c=0.02),
 ]

@@ -109,7 +109,10 @@ def sheet(rows: Iterable[PredictedShare]) -> Sheet:
     cores = list(dict.fromkeys((row.core, row.model) for row in rows))
     head = (
         "types",
-        *(core if core.split()[0].endswith(model.split()[-1].lower()) else f"{core} ({model})" for core, model in cores),
+        *(
+            core if core.split()[0].endswith(model.split()[-1].lower()) else f"{core} ({model})"
+            for core, model in cores
+        ),
     )
     lines = []
     for types in dict.fromkeys((row.dtype, row.out) for row in rows):

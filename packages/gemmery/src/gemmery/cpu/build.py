@@ -26,7 +26,17 @@ from gemmery.cpu.target import (
     host,
     k_block,
 )
-from gemmery.cpu.ukernel import ABREAST, SHORT, STEPS, TILE_ROWS, Product, arm_step, register_tile, sizes_of, vector_room
+from gemmery.cpu.ukernel import (
+    ABREAST,
+    SHORT,
+    STEPS,
+    TILE_ROWS,
+    Product,
+    arm_step,
+    register_tile,
+    sizes_of,
+    vector_room,
+)
 from gemmery.dtypes import SIZES
 from gemmery.keywords import ACTIVATIONS
 from gemmery.problem import Config, Problem

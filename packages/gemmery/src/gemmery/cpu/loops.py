@@ -143,14 +143,9 @@ def _five_loops(f: Function, product: Product, register: RegisterTile, once: boo
     b, b_row, b_col = args.b, args.b_row, args.b_col
     c, c_row = args.c, args.c_row
     alpha, beta, bias, bias_step = args.alpha, args.beta, args.bias, args.bias_step
-    unity, nothing = f.buffer(16), f.buffer(16)
-    for at, number in ((unity, 1), (nothing, 0)):
-        f.store(f.const(product.scalar, number), at)
-        f.store(f.zero(product.scalar), at + SIZES[product.scalar])
-    widens, wide_product = m > WIDENED * register.mr, widened(product, once)
-    a_size, b_size = buffers(product, register, mc, kc, f.index(0) if once else nc)
-    if wide_product:
-        b_size = f.select(widens, buffers(wide_product, register, mc, kc, nc)[1], b_size)
+    unity, nothing = (_scalar(f, product, number) for number in (1, 0))
+    widens = m > WIDENED * register.mr if widened(product, once) else None
+    a_size, b_size = _buffers(f, product, register, (mc, kc, nc), once, widens)
     part = f.min(kc, depth(product, register)) if product.on_tiles else kc  # of k, for which A is packed at once
     on_stack = (a_size + b_size <= STACK) & (k <= part)
     to_a = f.select(on_stack, f.buffer(STACK), args.workspace)
@@ -158,8 +153,7 @@ def _five_loops(f: Function, product: Product, register: RegisterTile, once: boo
     tiled, spare_row = to_b + b_size, nc * SIZES[product.scalar]
     spare = tiled + tiled_bytes(product, register, mc, nc) if product.on_tiles else tiled
     run = kc * fan(product) if product.rounds else f.max(k, 1)
-    several = k > run
-    below = f.select(args.below > 0, args.below - 1, args.n)
+    several, below = k > run, f.select(args.below > 0, args.below - 1, args.n)
     with f.loop(0, n, nc) as j, f.loop(0, f.max(k, 1), run) as q:
         wide, end = f.min(n - j, nc), f.min(f.max(k, 1), q + run)
         tile_c, tile_bias = c + j * product.out_size, bias + j // parts * bias_step
@@ -178,9 +172,8 @@ def _five_loops(f: Function, product: Product, register: RegisterTile, once: boo
                 b_panels, b_panel = b + p // kc * b_row + j // parts * b_col, b_col * (register.nr // parts)
             else:
                 f.call("pack_b", wide, deep, b + p // parts * b_row + j // parts * b_col, b_col, b_row, to_b)
-            if wide_product:
-                with f.if_(widens):
-                    f.call("widen", wide, steps_of(product, deep), b_panels, b_panel, to_b)
+            if widens is not None:
+                _widen_if(f, widens, wide, steps_of(product, deep), b_panels, b_panel, to_b)
             scale = f.select(first, start, unity)
             with f.loop(skipped, m, mc) as i:
                 tall = f.min(m - i, mc)
@@ -196,17 +189,12 @@ def _five_loops(f: Function, product: Product, register: RegisterTile, once: boo
                     )  # fmt: skip
                 else:
                     f.call("pack_a", tall, deep, a + i * a_row + p // parts * a_col, a_row, a_col, to_a)
-                    rest = (
-                        to + i * to_row, to_row, partial + i * partial_row, partial_row, factor, scale, tile_bias,
-                        bias_step, first, last,
+                    _tiles_of(
+                        f, product, register, widens, (tall, wide, deep, (i + below) * parts - j, to_a),
+                        (b_panels, b_panel, to_b),
+                        (to + i * to_row, to_row, partial + i * partial_row, partial_row, factor, scale, tile_bias,
+                         bias_step, first, last),
                     )  # fmt: skip
-                    sizes = tall, wide, deep, (i + below) * parts - j, to_a
-                    if wide_product:
-                        with f.if_(widens):
-                            wide_panel = panel_bytes(operands(wide_product, register)[1], deep)
-                            f.call("wide_tiles", *sizes, to_b, wide_panel, *rest)
-                    with f.if_(widens ^ True) if wide_product else nullcontext():
-                        f.call("tiles", *sizes, b_panels, b_panel, *rest)
         if product.rounds:
             with f.if_(several):
                 first, last = q.equals(0), end >= k
@@ -214,6 +202,56 @@ def _five_loops(f: Function, product: Product, register: RegisterTile, once: boo
                     "run", m, wide, spare, nc, tile_c, c_row, sums, sums_row,
                     alpha, f.select(first, beta, unity), tile_bias, bias_step, first, last,
                 )  # fmt: skip
+
+
+def _scalar(f: Function, product: Product, number: int) -> Value:
+    """Return the address of a number as alpha and beta are stored."""
+    at = f.buffer(16)
+    f.store(f.const(product.scalar, number), at)
+    f.store(f.zero(product.scalar), at + SIZES[product.scalar])
+    return at
+
+
+def _buffers(
+    f: Function,
+    product: Product,
+    register: RegisterTile,
+    block: tuple[Value, Value, Value],
+    once: bool,
+    widens: Value | None,
+) -> tuple[Value, Value]:
+    """Return the bytes of the packed block of A and of B; of a B that was packed before, of its widened panels."""
+    mc, kc, nc = block
+    a_size, b_size = buffers(product, register, mc, kc, f.index(0) if once else nc)
+    if wide := widened(product, once):
+        assert widens is not None
+        b_size = f.select(widens, buffers(wide, register, mc, kc, nc)[1], b_size)
+    return a_size, b_size
+
+
+def _widen_if(f: Function, widens: Value, *operands: Value) -> None:
+    with f.if_(widens):
+        f.call("widen", *operands)
+
+
+def _tiles_of(
+    f: Function,
+    product: Product,
+    register: RegisterTile,
+    widens: Value | None,
+    sizes: tuple[Value, ...],
+    panels: tuple[Value, Value, Value],
+    rest: tuple[Value, ...],
+) -> None:
+    """Multiply a packed block of A by panels of B, which are as they lie or were widened."""
+    b_panels, b_panel, to_b = panels
+    if widens is not None:
+        wide = widened(product, once=True)
+        assert wide
+        with f.if_(widens):
+            f.call("wide_tiles", *sizes, to_b, panel_bytes(operands(wide, register)[1], sizes[2]), *rest)
+    with nullcontext() if widens is None else f.if_(widens ^ True):
+        f.call("tiles", *sizes, b_panels, b_panel, *rest)
 
 
 _WIDEN = (("i64", "nc"), ("i64", "steps"), ("ptr", "b"), ("i64", "b_panel"), ("ptr", "to"))
@@ -309,7 +347,13 @@ def _small_tiles(
 
     def define(name: str, vectors: int = 0, rows: int = 0) -> None:
         abreast = vectors > register.nv
-        params = ("i64", "steps"), ("ptr", "a"), ("ptr", "b"), *((("i64", "apart"),) if abreast else ()), ("ptr", "kept")
+        params = (
+            ("i64", "steps"),
+            ("ptr", "a"),
+            ("ptr", "b"),
+            *((("i64", "apart"),) if abreast else ()),
+            ("ptr", "kept"),
+        )
         with module.function(f"{prefix}{name}", *params, local=True) as f:
             operands = f["steps"], f["a"], f["b"], _PREFETCH
             apart = f["apart"] if abreast else None

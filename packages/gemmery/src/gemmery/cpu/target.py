@@ -160,8 +160,8 @@ class Constants(NamedTuple):
     # late, the others have done its parts.
     worth: int = 8_000
     # Bytes of B above which packing integers of 8 and of 16 bits is faster, since a step on their panels is four or two
-    # multiply-adds. Zen 4, squares, in place and packed: int8 n = 16 0.33 and 0.32 us, 24 0.60 and 0.45, 64 4.2 and 3.1;
-    # int16 n = 96 11.4 and 12.9, 128 25.0 and 15.0.
+    # multiply-adds. Zen 4, squares, in place and packed: int8 n = 16 0.33 and 0.32 us, 24 0.60 and 0.45, 64 4.2 and
+    # 3.1; int16 n = 96 11.4 and 12.9, 128 25.0 and 15.0.
     direct_int8: int = 256
     direct_int16: int = 24 << 10
     wakes: int = 100_000  # total ns of work for which a single product wakes sleepers

@@ -225,7 +225,9 @@ def _define_tiles(module: Module, product: Product, register: RegisterTile) -> N
 
         along, few = f["kc"] <= SHALLOW, mc <= mr
         # From a step to the next, and from a line to the next: all of the panel goes by for one tile of A.
-        apart = [f.select(few, f.index(nr * TILE_BYTES // by), f.index(mr * nr // 4 // by)) for by in (1, mr * nr // 256)]
+        apart = [
+            f.select(few, f.index(nr * TILE_BYTES // by), f.index(mr * nr // 4 // by)) for by in (1, mr * nr // 256)
+        ]
         outer, inner = in_order(f, along, (mc, mr), (nc, nr))
         with f.loop(0, *outer) as x, f.loop(0, *inner) as y:
             i, j = f.select(along, x, y), f.select(along, y, x)

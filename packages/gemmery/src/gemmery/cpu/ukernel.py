@@ -7,7 +7,7 @@ consecutive elements along k, which one dot-product instruction multiplies at on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -213,8 +213,8 @@ def multiply_add(f: Function, product: Product, a: Value, b: Value, total: Value
     raise ValueError(product.step)
 
 
-# Sums of C in vectors, times nv, of the tiles for one row and for two, which take several panels side by side. Each is a
-# stream for the prefetchers: one alone leaves most of a core's requests to memory unused.
+# Sums of C in vectors, times nv, of the tiles for one row and for two, which take several panels side by side. Each is
+# a stream for the prefetchers: one alone leaves most of a core's requests to memory unused.
 ABREAST = 4
 AHEAD = 16  # bytes of the next panel of B that a step prefetches: 16 tiles of 6 rows prefetch 256 bytes, one step of it
 AHEAD_FROM = (
@@ -282,18 +282,7 @@ def tile_loop(
             f.prefetch(a_row + prefetch * tile.mr * size)
             if coming is not None and row >= AHEAD_FROM:
                 f.prefetch(coming + p * AHEAD, locality=2)
-
-            def column(first_v: int, v: int, b_rows: Sequence[Value] = b_rows) -> Value:
-                panel, at = divmod(first_v + v, tile.nv)
-                return load_cells(f, product, tile, b_rows[panel], at * width)
-
-            if not f.target.is_arm:
-                _step(f, product, a_row, totals, partial(column, 0))
-                return
-            for first_v, b_row in zip(range(0, vectors, tile.nv), b_rows, strict=True):
-                some = [of_row[first_v : first_v + tile.nv] for of_row in totals]
-                of_panel = partial(column, first_v)
-                arm.step(f, product.step, product.packed, product.cell, a_row, b_row, some, of_panel)
+            _step(f, product, tile, a_row, b_rows, totals, width)
 
     walk(0)
     if parts == 2:
@@ -313,11 +302,33 @@ def tile_loop(
     return totals[:rows]
 
 
-def _step(f: Function, product: Product, a: Value, totals: list[list[Var]], column: Callable[[int], Value]) -> None:
-    """Add the products of a step of k, whose row of A's panel is at `a`; `column(v)` loads vector v of B's."""
+def _step(
+    f: Function,
+    product: Product,
+    tile: RegisterTile,
+    a: Value,
+    b_rows: Sequence[Value],
+    totals: list[list[Var]],
+    width: int,
+) -> None:
+    """Add the products of a step of k, whose rows of the panels of A and B are at `a` and `b_rows`.
+
+    A vector of B has `width` bytes.
+    """
+    from gemmery.cpu import arm  # only to compile
     from gemmery.cpu.ir_types import lanes_of
 
-    size, columns = SIZES[product.cell], [column(v) for v in range(len(totals[0]))]
+    def column(first: int, v: int) -> Value:
+        panel, at = divmod(first + v, tile.nv)
+        return load_cells(f, product, tile, b_rows[panel], at * width)
+
+    if f.target.is_arm:
+        for number, row_of_b in enumerate(b_rows):
+            first = number * tile.nv
+            some = [of_row[first : first + tile.nv] for of_row in totals]
+            arm.step(f, product.step, product.packed, product.cell, a, row_of_b, some, partial(column, first))
+        return
+    size, columns = SIZES[product.cell], [column(0, v) for v in range(len(totals[0]))]
     for i, row in enumerate(totals):
         scale = f.broadcast(f.load(product.cell, a + i * size, align=size), lanes_of(columns[0].type))
         for total, each in zip(row, columns, strict=True):

@@ -398,7 +398,13 @@ def test_the_compiled_entry_keeps_kinds_of_packed_matrices_apart():
     for _ in range(4):
         assert same(gm.matmul(x, wide, dtype=np.int32), gm.matmul(x, w, dtype=np.int32))
         assert same(gm.matmul(x, narrow), gm.matmul(x, w))
+    w, y = random((32, 48), "f32", 3), random((4, 32), "f32", 4)
+    wide, own = gm.pack(w, dtype=np.float64), gm.pack(w)
     for _ in range(2):
+        for _ in range(3):
+            assert same(gm.matmul(y, own), gm.matmul(y, w, batch_invariant=True))
+        with pytest.raises(gm.errors.DTypeError):
+            gm.matmul(y, wide)
         with pytest.raises(gm.errors.DTypeError):
             gm.matmul(x.astype(np.float32), narrow)
         with pytest.raises(gm.errors.ShapeError):
@@ -413,3 +419,16 @@ def test_an_out_that_overlaps_a_is_not_written_before_a_is_read():
         x = memory.copy()
         assert same(gm.matmul(x, packed, x), expected)
     assert same(expected, gm.matmul(memory, w, batch_invariant=True))
+
+
+def test_a_packed_matrix_that_was_never_made_is_no_operand():
+    x, packed = random((4, 30), "f32", 1), gm.pack(random((30, 20), "f32", 2))
+    expected = gm.matmul(x, packed)
+    hollow = object.__new__(gm.PackedMatrix)
+    for _ in range(3):
+        with pytest.raises(AttributeError):
+            gm.matmul(x, hollow)
+        assert same(gm.matmul(x, packed), expected)
+    del packed.array
+    with pytest.raises(AttributeError):
+        gm.matmul(x, packed)

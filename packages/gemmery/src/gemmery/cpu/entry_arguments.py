@@ -63,7 +63,8 @@ def unpacked(f: Function, head: Args, x: Value) -> Value:
     """Return the array to be read in the place of an operand that was packed; any other operand as it is."""
     array = f.var(x)
     with f.if_(same(f, f.load("ptr", x + objects.TYPE), head.packed_type)):
-        array.value = f.load("ptr", x + objects.FIRST_SLOT)
+        slot = f.load("ptr", x + objects.FIRST_SLOT)
+        array.value = f.select(is_null(f, slot), x, slot)  # NULL in an object that was never made whole
     return array.value
 
 

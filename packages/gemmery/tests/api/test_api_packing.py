@@ -305,7 +305,7 @@ def test_arrays_on_a_device_are_refused():
     packed = gm.pack(np.ones((30, 20), np.float32))
     with pytest.raises(gm.DeviceError, match="takes a matrix in CPU memory"):
         gm.pack(OnADevice(30, 20))
-    with pytest.raises(gm.DeviceError, match=r"one device|no CUDA driver|no CUDA device"):
+    with pytest.raises(gm.DeviceError, match=r"one device|no CUDA driver|no CUDA device|invalid argument"):
         gm.matmul(OnADevice(4, 30), packed)
     with pytest.raises(gm.DeviceError, match="all operands must be on one device"):
         gm.matmul(np.ones((4, 30), np.float32), packed, out=OnADevice(4, 20))

@@ -24,7 +24,7 @@ DISTORTING = (
 )  # fmt: skip
 
 EMULATORS = ("auto", "numpy", "compiled")
-ISAS = ("avx512", "avx2", "generic", "neon_mmla", "neon_dot", "neon")
+ISAS = ("avx512", "avx2", "generic", "sve_512", "sve_256", "neon_mmla", "neon_dot", "neon")
 
 # Packages that tests use where they are installed, and that `pip install '.[cuda]'` does not bring.
 BEYOND_A_USERS = (

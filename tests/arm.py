@@ -22,8 +22,12 @@ WHEELS = (
     "sortedcontainers", "ml-dtypes",
 )  # fmt: skip
 PLATFORMS = [f"manylinux_2_{minor}_aarch64" for minor in (28, 27, 17)] + ["manylinux2014_aarch64"]
-# QEMU's names of CPUs, with the kernels that each has: without dot products, with those of bytes, with blocks.
-CPUS = {"cortex-a72": "neon", "neoverse-n1": "neon_dot", "max,sve256=on": "neon_mmla"}
+# QEMU's names of CPUs, with the kernels that each has: without dot products, with those of bytes, with blocks,
+# and with registers of SVE.
+CPUS = {
+    "cortex-a72": "neon", "neoverse-n1": "neon_dot", "max,sve128=on,sve256=on": "sve_256", "max,sve512=on": "sve_512",
+    "max,sve256=on": "neon_mmla",
+}  # fmt: skip
 CPU_TESTS = "packages/gemmery/tests/cpu"
 # What runs on every CPU, and what on the last one alone. The code of the kernels is tested on every machine.
 KERNELS = (f"{CPU_TESTS}/test_cpu_arm.py", "-k", "not inner_loop and not limited")
@@ -70,7 +74,8 @@ def main() -> int:
         count = compile_kernels(home, cpu)
         say(f"-cpu {cpu}: {count} kernels compiled in {time.monotonic() - begun:.0f} s")
         for tests in [asked.arguments] if asked.arguments else chosen(cpu):
-            failed |= emulated(home, cpu, "-m", "pytest", *ALWAYS, *tests).returncode
+            asks = ("--isa", "sve_256") if CPUS[cpu] == "sve_256" else ()  # else it has registers of 128 bits
+            failed |= emulated(home, cpu, "-m", "pytest", *ALWAYS, *asks, *tests).returncode
         say(f"-cpu {cpu}: {time.monotonic() - begun:.0f} s in all")
     return failed
 
@@ -86,6 +91,8 @@ def emulated(home: Path, cpu: str, *arguments: str, capture: bool = False) -> su
     qemu, system = home / "qemu-aarch64-static", home / "arm64"
     command = [str(qemu), "-cpu", cpu, "-L", str(system), str(system / "usr/bin/python3.11"), *arguments]
     env = environment(home, str(home / "site")) | {"EMULATED_ISA": CPUS[cpu]}
+    if CPUS[cpu] == "sve_256":  # for what is no test
+        env["GEMMERY_ISA"] = "sve_256"
     return subprocess.run(
         command, env=env, cwd=ROOT, check=False, text=True, stdout=subprocess.PIPE if capture else None
     )

@@ -69,7 +69,8 @@ def _instruction_set() -> Result:
         return f"{host.isa}, limited by GEMMERY_ISA", False, advice
     if host.isa == "generic" and host.machine in ("x86_64", "amd64"):
         return "generic", False, "this CPU has no AVX2: products run at a quarter of the speed or slower"
-    sve = f"; SVE of {8 * target.sve_bytes()} bits, which no kernel uses" if target.sve_bytes() else ""
+    bits = 0 if host.has_sve else 8 * target.sve_bytes(host.features)
+    sve = f"; SVE of {bits} bits, used with GEMMERY_ISA=sve_{bits}" if bits == 256 else ""
     return f"{host.isa}, vectors of {host.vector_bytes} bytes{sve}"
 
 

@@ -106,6 +106,10 @@ def questions(host: Target, threads: int) -> tuple[Question, ...]:
                  squares((0.18, 0.31, 0.43, 0.62, 0.87, 1.25, 2.0))),
         Question("rungs: B in place, few rows", {"direct_few": (0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 8.0)},
                  squares((0.75, 1.25, 1.75, 2.5, 4.0, 6.5), 16)),
+        Question("rungs: B of int8 in place", {"direct_int8": (64, 256, 1024, 4096, 16_384)},
+                 tuple(Probe(n, n, n, "int8") for n in (12, 24, 48, 96))),
+        Question("rungs: B of int16 in place", {"direct_int16": tuple(x << 10 for x in (6, 10, 15, 24, 30, 48, 96))},
+                 tuple(Probe(n, n, n, "int16") for n in (64, 80, 96, 112, 128, 160))),
         Question("rungs: rows of streams", {"streamed_rows": (32, 64, 112, 160, 224, 320, 512)}, rows),
         Question("rungs: a large C", {"large_c": (1.0, 2.5, 4.0, 8.0, 16.0, 64.0)}, wide),
         Question("blocks", {"mc": packed["mc"], "nc": packed["nc"]}, large),
@@ -185,7 +189,7 @@ def race(
                 continue
             with _in_force(constants):
                 runs[plan] = partial(launch.run, launch.job(a, b, c, 1, 0, None, probe.threads), a, b)
-            operands_of[2].fill(np.nan)
+            operands_of[2].view(np.uint8).fill(0xFF)  # NaN
             _sampler(runs[plan], False, end)(1, 0)
             bits.add(operands_of[2].tobytes())
         if len(bits) > 1:

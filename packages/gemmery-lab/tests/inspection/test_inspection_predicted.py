@@ -63,7 +63,15 @@ def test_the_stored_predictions_are_of_every_core_and_type():
         assert 0 < row.share <= 1
         assert row.model == CORES[row.core][1]
     table = sheet(rows)
-    assert table.head == ("types", "neoverse-v2", "neoverse-n1", "apple-m1 (Apple A7)", "cortex-a76 (Cortex-A57)")
+    assert table.head == (
+        "types",
+        "neoverse-v2",
+        "neoverse-v1",
+        "neoverse-v1 sve_256",
+        "neoverse-n1",
+        "apple-m1 (Apple A7)",
+        "cortex-a76 (Cortex-A57)",
+    )
     assert len(table.rows) == len(TYPES)
     assert "not measured" in table.notes[0]
 

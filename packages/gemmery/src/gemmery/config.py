@@ -5,7 +5,7 @@
 | `GEMMERY_NUM_THREADS` | number of threads that a product may use (default: the cores this process may run on) |
 | `OMP_NUM_THREADS`, `SLURM_CPUS_PER_TASK` | most threads of a product, where `GEMMERY_NUM_THREADS` is not set |
 | `GEMMERY_CACHE_DIR` | folder of compiled kernels (default: the user's cache folder) |
-| `GEMMERY_ISA` | `avx512`, `avx2`, `generic`; on ARM `neon_mmla`, `neon_dot`, `neon`: use no instruction beyond it |
+| `GEMMERY_ISA` | `avx512`, `avx2`, `generic`; on ARM `sve_512`, `sve_256`, `neon_mmla`, ...: no instruction beyond it |
 | `GEMMERY_FAST_ENTRY` | `off`: without the compiled fast entry of `matmul`, `gemm` and `gemv` |
 | `GEMMERY_FLOAT32_PRECISION` | `tf32`, `f32_tensor`, `f32_strict` or `f32_plus`: float32 products on a GPU |
 | `GEMMERY_TABLE` | a table of `gemmery tune` to use instead of this CPU's own; `off`: none, the model serves |
@@ -24,7 +24,8 @@ from typing import Literal, get_args
 from gemmery.errors import ArgumentError, brief
 
 ON_ARM = platform.machine().lower() in ("aarch64", "arm64")
-X86_ISAS, ARM_ISAS = ("generic", "avx2", "avx512"), ("neon", "neon_dot", "neon_mmla")  # each narrower than the next
+# Each narrower than the next; code of SVE for vectors of one length runs where they have that length.
+X86_ISAS, ARM_ISAS = ("generic", "avx2", "avx512"), ("neon", "neon_dot", "neon_mmla", "sve_256", "sve_512")
 ISAS = ARM_ISAS if ON_ARM else X86_ISAS
 Float32Precision = Literal["tf32", "f32_tensor", "f32_strict", "f32_plus"]
 FLOAT32_PRECISIONS: tuple[str, ...] = get_args(Float32Precision)

@@ -18,11 +18,12 @@ import gemmery as gm
 from gemmery import dtypes, verify
 from gemmery.api import packing
 from gemmery.config import ISAS
+from gemmery.cpu import entry
 from gemmery.cpu.target import host
 from operands import LAYOUTS, numpy_dtype, place, random
 
 ROWS = (1, 2, 3, 4, 6, 7, 16, 31, 64)
-SHAPES = [(1, 1), (3, 2), (5, 17), (33, 65), (64, 64), (129, 16), (300, 9), (769, 130), (1601, 33)]  # (k, n)
+SHAPES = [(1, 1), (3, 2), (5, 17), (33, 65), (64, 64), (129, 16), (300, 9), (769, 130), (1601, 33), (97, 587)]  # (k, n)
 MIXED = [("f32", "f64"), ("f16", "f32"), ("bf16", "f32"), ("int8", "int32"), ("uint8", "int32"), ("int16", "int64"),
          ("int32", "int64"), ("complex64", "complex128"), ("bool", "int32")]  # fmt: skip
 
@@ -304,7 +305,7 @@ def test_arrays_on_a_device_are_refused():
     packed = gm.pack(np.ones((30, 20), np.float32))
     with pytest.raises(gm.DeviceError, match="takes a matrix in CPU memory"):
         gm.pack(OnADevice(30, 20))
-    with pytest.raises(gm.DeviceError, match=r"one device|no CUDA driver|no CUDA device"):
+    with pytest.raises(gm.DeviceError, match=r"one device|no CUDA driver|no CUDA device|invalid argument"):
         gm.matmul(OnADevice(4, 30), packed)
     with pytest.raises(gm.DeviceError, match="all operands must be on one device"):
         gm.matmul(np.ones((4, 30), np.float32), packed, out=OnADevice(4, 20))
@@ -347,3 +348,87 @@ def test_tensors_of_pytorch():
 def test_bfloat16_of_ml_dtypes():
     x, w = (np.ones(shape, ml_dtypes.bfloat16) for shape in ((3, 40), (40, 9)))
     assert same(gm.matmul(x, gm.pack(w)), gm.matmul(x, w))
+
+
+def counted(monkeypatch):
+    """A list that gets an item for each product that Python computes."""
+    from gemmery.api import products
+
+    calls, product = [], products.product
+    monkeypatch.setattr(products, "product", lambda *args: calls.append(1) or product(*args))
+    return calls
+
+
+@pytest.mark.parametrize(("name", "wide"), [("f32", ""), ("f64", ""), ("bf16", ""), ("int8", "int32"), ("f32", "f64")])
+def test_the_compiled_entry_takes_packed_matrices(name, wide, monkeypatch):
+    """Each way of calling goes to Python once, for all matrices of a kind."""
+    options = {"dtype": numpy_dtype(wide)} if wide else {}
+    gm.matmul(np.eye(2), np.eye(2))  # makes the entry
+    calls, (k, n) = counted(monkeypatch), (61, 83)
+    matrices = [random((k, n), name, seed) for seed in (1, 2)]
+    packed = [gm.pack(w, **options) for w in matrices]
+    for m in (1, 3):
+        x = random((m, k), name, m)
+        out = np.empty((m, n), options.get("dtype", x.dtype))
+        scale = 2 if np.dtype(out.dtype).kind in "iu" else 2.0
+        ways = [
+            lambda p, x=x: gm.matmul(x, p, **options),
+            lambda p, x=x, out=out: gm.matmul(x, p, out, **options),
+            lambda p, x=x: gm.matmul(x[0], p, **options),
+        ]
+        if not wide:
+            ways.append(lambda p, x=x, scale=scale: gm.gemm(scale, x, p))
+        for way in ways:
+            first = [np.array(way(p)) for p in packed]
+            before = len(calls)
+            for _ in range(3):
+                for p, w, expected in zip(packed, matrices, first, strict=True):
+                    assert same(np.array(way(p)), expected)
+                    assert not same(np.array(way(p)), first[0] if w is matrices[1] else first[1])
+            assert len(calls) == before or not entry.active()
+        assert same(np.array(ways[0](packed[1])), gm.matmul(x, matrices[1], batch_invariant=True, **options))
+    with pytest.raises(gm.errors.GemmeryError):
+        gm.einsum("ij,jk->ik", x, packed[0])
+
+
+def test_the_compiled_entry_keeps_kinds_of_packed_matrices_apart():
+    w = random((32, 48), "int8", 1)
+    x = random((4, 32), "int8", 2)
+    wide, narrow = gm.pack(w, dtype=np.int32), gm.pack(w)
+    for _ in range(4):
+        assert same(gm.matmul(x, wide, dtype=np.int32), gm.matmul(x, w, dtype=np.int32))
+        assert same(gm.matmul(x, narrow), gm.matmul(x, w))
+    w, y = random((32, 48), "f32", 3), random((4, 32), "f32", 4)
+    wide, own = gm.pack(w, dtype=np.float64), gm.pack(w)
+    for _ in range(2):
+        for _ in range(3):
+            assert same(gm.matmul(y, own), gm.matmul(y, w, batch_invariant=True))
+        with pytest.raises(gm.errors.DTypeError):
+            gm.matmul(y, wide)
+        with pytest.raises(gm.errors.DTypeError):
+            gm.matmul(x.astype(np.float32), narrow)
+        with pytest.raises(gm.errors.ShapeError):
+            gm.matmul(x[:, 1:], narrow)
+
+
+def test_an_out_that_overlaps_a_is_not_written_before_a_is_read():
+    memory = random((2, 40), "f32", 3)
+    packed, w = gm.pack(random((40, 40), "f32", 4)), random((40, 40), "f32", 4)
+    expected = gm.matmul(memory.copy(), packed)
+    for _ in range(3):
+        x = memory.copy()
+        assert same(gm.matmul(x, packed, x), expected)
+    assert same(expected, gm.matmul(memory, w, batch_invariant=True))
+
+
+def test_a_packed_matrix_that_was_never_made_is_no_operand():
+    x, packed = random((4, 30), "f32", 1), gm.pack(random((30, 20), "f32", 2))
+    expected = gm.matmul(x, packed)
+    hollow = object.__new__(gm.PackedMatrix)
+    for _ in range(3):
+        with pytest.raises(AttributeError):
+            gm.matmul(x, hollow)
+        assert same(gm.matmul(x, packed), expected)
+    del packed.array
+    with pytest.raises(AttributeError):
+        gm.matmul(x, packed)

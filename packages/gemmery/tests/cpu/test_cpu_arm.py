@@ -61,6 +61,35 @@ def test_the_inner_loop_is_multiply_adds_and_no_register_is_spilled(name, dtype,
     assert len(loop) <= 24 + 14
 
 
+@pytest.mark.many
+@pytest.mark.parametrize("bits", [256, 512])
+@pytest.mark.parametrize(("dtype", "out"), STEPS)
+def test_the_inner_loop_of_sve_has_whole_registers_and_no_spill(dtype, out, bits):
+    v1 = Target(
+        f"sve_{bits}", frozenset({"asimd", "atomics", *ALL, "sve"}), "neoverse-v1", "aarch64", llvm="neoverse-v1"
+    )
+    types = build.product(v1, Problem(8, 8, 8, dtype, out))
+    loop = assembly.inner_loop(jit.assembly(v1, types.name, lambda: loops.packed(v1, types)), "tiles")
+    names = {"int32": ("mla", "mad"), "f16": ("fmla",)}.get(dtype, (STEPS[dtype, out][0][0],))
+    adds = [line for line in loop if line.partition(" ")[0] in names]
+    assert len(adds) == 24, loop
+    assert all(re.match(r"\w+ z\d+", line) for line in adds)
+    assert not [line for line in loop if "[sp" in line]
+    assert len(loop) <= 24 + 22
+
+
+@pytest.mark.many
+@pytest.mark.parametrize(("dtype", "out"), [("f32", "f32"), ("f16", "f16"), ("bf16", "bf16"), ("int8", "int32")])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_the_inner_loop_of_several_panels_keeps_sums_in_registers(dtype, out, rows):
+    cpu_ = cpu("neoverse-v2")
+    types = build.product(cpu_, Problem(8, 8, 8, dtype, out, b_layout="packed"))
+    code = jit.assembly(cpu_, f"once_{types.name}", lambda: loops.packed(cpu_, types, once=True))
+    loop = assembly.inner_loop(code, f"abreast_{rows}")
+    assert sum(assembly.multiply_adds(line) > 0 for line in loop) == 16
+    assert not [line for line in loop if "[sp" in line]
+
+
 @pytest.mark.many(4)
 @pytest.mark.parametrize(("dtype", "out"), STEPS)
 def test_a_limited_cpu_has_the_instructions_of_its_level_alone(dtype, out):
@@ -70,7 +99,7 @@ def test_a_limited_cpu_has_the_instructions_of_its_level_alone(dtype, out):
         "neon_dot": "[su]mmla|bfmmla|bfdot",
         "neon_mmla": "usdot",
     }
-    for isa in ARM_ISAS:
+    for isa in ("neon", "neon_dot", "neon_mmla"):
         limited = whole.limited(isa)
         assert limited.isa == isa
         types = build.product(limited, Problem(8, 8, 8, dtype, out))
@@ -160,7 +189,8 @@ def test_the_hole_of_an_image_for_arm_is_filled_with_its_offset(monkeypatch, off
 def test_this_process_has_the_instructions_of_the_cpu_that_is_emulated():
     wanted = os.environ.get("EMULATED_ISA")
     assert host().isa == wanted if wanted else host().isa in ARM_ISAS
-    assert target.sve_bytes() in (0, 16, 32, 64, 128, 256)
+    assert target.sve_bytes(host().features) in (0, 16, 32, 64, 128, 256)
+    assert not host().has_sve or target.sve_bytes(host().features) == host().vector_bytes
 
 
 @pytest.mark.skipif(not host().is_arm, reason="this machine is no ARM")

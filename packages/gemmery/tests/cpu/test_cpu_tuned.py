@@ -18,9 +18,18 @@ from gemmery.cpu.target import Constants, host
 from operands import place, problem, random
 
 OTHER = Constants(mc=36, nc=512, direct_few=0.02, direct_many=0.02, streamed_rows=20, large_c=0.02, worth=100, wakes=0)
+OTHER = OTHER._replace(direct_int8=1, direct_int16=1)
 TABLES = [  # what each constant may be, far from the model
     OTHER,
-    OTHER._replace(mc=500, nc=100_000, direct_few=100.0, direct_many=100.0, large_c=1000.0),
+    OTHER._replace(
+        mc=500,
+        nc=100_000,
+        direct_few=100.0,
+        direct_many=100.0,
+        large_c=1000.0,
+        direct_int8=1 << 20,
+        direct_int16=1 << 20,
+    ),
     OTHER._replace(direct_few=0.02, direct_many=50.0, streamed_rows=400, worth=10**6),
     OTHER._replace(direct_few=50.0, direct_many=0.02, streamed_rows=8, large_c=0.02),
 ]
@@ -179,8 +188,8 @@ draw = np.random.default_rng(5)
 digest = hashlib.sha256()
 for _ in range(60):
     m, n, k = (int(x) for x in 2 ** draw.uniform(0, [9.5, 9.5, 10.5]))
-    dtype = draw.choice(["f4", "f8", "c8", "f2"])
-    a, b = draw.standard_normal((m, k)).astype(dtype), draw.standard_normal((k, n)).astype(dtype)
+    dtype = draw.choice(["f4", "f8", "c8", "f2", "i1", "i2"])
+    a, b = ((9 * draw.standard_normal(shape)).astype(dtype) for shape in ((m, k), (k, n)))
     for _ in range(3):  # the third is planned for threads
         digest.update(gm.matmul(a, b).tobytes())
     digest.update(gm.matmul(np.asfortranarray(a), np.asfortranarray(b)).tobytes())

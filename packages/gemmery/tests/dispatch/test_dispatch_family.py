@@ -84,11 +84,26 @@ def test_members_are_planned_with_the_kernel_of_their_family(dtype, out, b_layou
 @pytest.mark.parametrize(
     "changed",
     [
-        {"direct_few": 0.1, "direct_many": 3.0, "streamed_rows": 40, "large_c": 0.2, "worth": 50_000},
-        {"direct_few": 9.0, "direct_many": 0.1, "streamed_rows": 600, "large_c": 50.0, "worth": 500, "mc": 36},
+        {
+            "direct_few": 0.1,
+            "direct_many": 3.0,
+            "streamed_rows": 40,
+            "large_c": 0.2,
+            "worth": 50_000,
+            "direct_int16": 1 << 20,
+        },
+        {
+            "direct_few": 9.0,
+            "direct_many": 0.1,
+            "streamed_rows": 600,
+            "large_c": 50.0,
+            "worth": 500,
+            "mc": 36,
+            "direct_int16": 1,
+        },
     ],
 )
-@pytest.mark.parametrize(("dtype", "out"), [("f32", "f32"), ("f64", "f64"), ("f16", "f16")])
+@pytest.mark.parametrize(("dtype", "out"), [("f32", "f32"), ("f64", "f64"), ("f16", "f16"), ("int16", "int16")])
 def test_so_they_are_with_a_table(dtype, out, changed, threads, monkeypatch):
     def forget():
         for kept in (build.forget, dispatch.plan.cache_clear):

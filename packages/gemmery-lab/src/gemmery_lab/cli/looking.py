@@ -252,7 +252,7 @@ def in_words(verified: Verification) -> str:
 
 @app.command(**texts("predict"))
 def predict(json: Json = False) -> Action:
-    """Predict the share of its peak that each micro-kernel for ARM reaches on four cores; no ARM is needed.
+    """Predict the share of its peak that each micro-kernel for ARM reaches on a few cores; no ARM is needed.
 
     The inner loops are compiled for each core, and llvm-mca of LLVM 17 or newer predicts their cycles.
     """

@@ -19,9 +19,13 @@ from gemmery.problem import Problem
 from gemmery_lab.report.sheet import Cell, Sheet
 
 _V8_2 = frozenset({"asimd", "atomics", "asimdhp", "asimddp"})
-# LLVM's name of each core, its features, and what LLVM's model of it describes.
+_V9 = _V8_2 | {"asimdfhm", "i8mm", "bf16"}
+# LLVM's name of each core, and after a space the instruction set if it is not its usual one; its features; and what
+# LLVM's model of it describes.
 CORES = {
-    "neoverse-v2": (_V8_2 | {"asimdfhm", "i8mm", "bf16"}, "Neoverse V2"),
+    "neoverse-v2": (_V9, "Neoverse V2"),
+    "neoverse-v1": (_V9, "Neoverse V1"),
+    "neoverse-v1 sve_256": (_V9 | {"sve"}, "Neoverse V1"),
     "neoverse-n1": (_V8_2, "Neoverse N1"),
     "apple-m1": (_V8_2 | {"asimdfhm"}, "Apple A7"),
     "cortex-a76": (_V8_2, "Cortex-A57"),
@@ -60,13 +64,15 @@ def predict(cores: Iterable[str] = CORES) -> tuple[PredictedShare, ...]:
 
 def _predicted(program: str, version: str, core: str, dtype: str, out: str) -> PredictedShare:
     features, model = CORES[core]
-    target = Target(instruction_set(features), features, core, "aarch64", llvm=core)
+    llvms, _, isa = core.partition(" ")
+    target = Target(isa or instruction_set(features), features, core, "aarch64", llvm=llvms)
     types = build.product(target, Problem(8, 8, 8, dtype, out))
     code = jit.assembly(target, types.name, lambda: loops.packed(target, types))
     loop = assembly.inner_loop(code, "tiles")
     adds = [line for line in loop if assembly.multiply_adds(line)]
-    cycles, least = (_cycles(program, core, features, lines) for lines in (loop, adds))
-    count, name = sum(map(assembly.multiply_adds, loop)), adds[0].partition(" ")[0]
+    cycles, least = (_cycles(program, llvms, features, lines) for lines in (loop, adds))
+    segments = target.vector_bytes // 16  # of a register; what is counted are those of one
+    count, name = segments * sum(map(assembly.multiply_adds, loop)), adds[0].partition(" ")[0]
     return PredictedShare(core, model, dtype, out, name, count, cycles, round(least / cycles, 3), version)
 
 
@@ -103,7 +109,10 @@ def sheet(rows: Iterable[PredictedShare]) -> Sheet:
     cores = list(dict.fromkeys((row.core, row.model) for row in rows))
     head = (
         "types",
-        *(core if core.endswith(model.split()[-1].lower()) else f"{core} ({model})" for core, model in cores),
+        *(
+            core if core.split()[0].endswith(model.split()[-1].lower()) else f"{core} ({model})"
+            for core, model in cores
+        ),
     )
     lines = []
     for types in dict.fromkeys((row.dtype, row.out) for row in rows):

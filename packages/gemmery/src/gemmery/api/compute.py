@@ -33,9 +33,10 @@ def product(a: Any, b: Any, x: View, y: View, common: str, result: str, out: Any
     `common` is the element type to which x and y promote, `result` that of the product.
     """
     shape = result_shape(x.shape, y.shape)
+    call = Call(a, b, x, y, common, result, terms)
     if isinstance(y, PackedView):
         b.check(y.dtype if mixed(x.dtype, y.dtype, result) else common, result)
-    call = Call(a, b, x, y, common, result, terms)
+        call = call._replace(b=b.array, y=y._replace(owner=b.array))
     if out is None:
         like = arrays.kind(a, b)
         target = arrays.empty(like, shape, result)
@@ -201,7 +202,7 @@ def _launch(call: Call, prepared: Prepared, x: View, y: View, target: View, out:
             kernel.run(job, a, b)
         else:
             kernel(a, b, c, alpha=terms.alpha, beta=terms.beta, bias=terms.bias, threads=threads)
-    if job and not isinstance(y, PackedView):
+    if job and (x is call.x or not isinstance(y, PackedView)):  # compiled code converts both operands, or none
         repeats.remember(call, prepared, (x, y, target), out, threads, job)
     if cpu_threads.generation != generation:  # set_num_threads was called meanwhile, perhaps by another thread
         entry.forget()

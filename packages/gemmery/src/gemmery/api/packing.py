@@ -9,7 +9,7 @@ from gemmery import arrays, dtypes
 from gemmery.api.options import dtype_name, viewed
 from gemmery.api.promote import kernel_types, widened
 from gemmery.arrange import Ints
-from gemmery.cpu import packed_once, workspace
+from gemmery.cpu import entry, packed_once, workspace
 from gemmery.cpu.packed_once import Layout, Packed, PackedView
 from gemmery.errors import DeviceError, DTypeError, LayoutError, ShapeError
 
@@ -31,7 +31,9 @@ class PackedMatrix(Packed):
 
     def __init__(self, shape: Ints, dtype: str, result: str, layout: Layout, block: mmap.mmap) -> None:
         strides = arrays.contiguous(shape, dtypes.get(dtype).size)
+        self.array = packed_once.stand_in(block, shape, dtype, result)
         self.memory = PackedView(workspace.address(block), shape, strides, dtype, writable=False, owner=block)
+        entry.know_packed(self, self.array)
         self._block, self.layout, self.result = block, layout, dtypes.get(result).numpy
 
     @property

@@ -16,6 +16,7 @@ from gemmery.cpu import threads as cpu_threads
 from gemmery.cpu.entry_layout import ArrayKey, Class, Element, Key, Kind, Member, PreparedJob
 from gemmery.cpu.launch import Launch
 from gemmery.cpu.layout import JOB_AT
+from gemmery.cpu.packed_once import PackedView
 from gemmery.dispatch import cpu
 from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
@@ -316,6 +317,8 @@ def _element(x: Any, view: View) -> np.dtype[Any] | Element:
 
 def _array_of(x: Any, view: View) -> ArrayKey:
     """Return an array or tensor as compiled code sees it, by its view."""
+    if isinstance(view, PackedView):
+        return ArrayKey(x.dtype, x.shape, x.strides)
     return ArrayKey(_element(x, view), view.shape, view.strides)
 
 

@@ -13,7 +13,8 @@ _ADDS = re.compile(r"v?(?:fn?m(?:add|sub)\d+|add)[sp][sd]$")
 _REGISTERS = {"%xmm": 16, "%ymm": 32, "%zmm": 64}
 # Multiply-adds for each lane of the sums of ARM's instructions, whose first operand they are.
 _LANES = {"fmla": 1, "mla": 1, "fmlal": 1, "fmlal2": 1, "sdot": 4, "udot": 4, "bfmmla": 4, "smmla": 8, "ummla": 8}
-_BY_ARM = re.compile(r"(" + "|".join(_LANES) + r") v\d+\.(\d+)")
+_BY_ARM = re.compile(r"(" + "|".join(_LANES) + r") (?:v\d+\.(\d+)|z\d+\.([sd]))")
+_SEGMENT = {"s": 4, "d": 2}  # lanes in 128 bits
 _JUMP = re.compile(r"(?:j\w+|b\.\w+|cbn?z \w+,)\s+(\.L\w+)$")
 
 
@@ -41,7 +42,8 @@ def multiply_adds(line: str) -> int:
     [4, 32, 0]
     """
     if match := _BY_ARM.match(line):
-        return int(match[2]) * _LANES[match[1]]
+        lanes = int(match[2]) if match[2] else _SEGMENT[match[3]]  # of SVE, those of a segment
+        return lanes * _LANES[match[1]]
     match = _MULTIPLIES.match(line.partition(" ")[0])
     return max(1, _REGISTERS.get(line.rpartition(" ")[2][:4], 0) // _EACH.get(match[1], 64)) if match else 0
 

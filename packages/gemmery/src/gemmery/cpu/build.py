@@ -26,7 +26,17 @@ from gemmery.cpu.target import (
     host,
     k_block,
 )
-from gemmery.cpu.ukernel import SHORT, STEPS, TILE_ROWS, Product, arm_step, register_tile, sizes_of, vector_room
+from gemmery.cpu.ukernel import (
+    ABREAST,
+    SHORT,
+    STEPS,
+    TILE_ROWS,
+    Product,
+    arm_step,
+    register_tile,
+    sizes_of,
+    vector_room,
+)
 from gemmery.dtypes import SIZES
 from gemmery.keywords import ACTIVATIONS
 from gemmery.problem import Config, Problem
@@ -265,7 +275,8 @@ def packed_once(types: Product, kc: int = 0) -> Launch:
     # A part begins where a panel begins: on the tile unit at a multiple of three tiles, not of one. Parts read the same
     # panels from L3 or memory again, as they would pack them.
     read = _read(types.dtype)
-    unit = Unit(register.mr, register.nr // types.parts, step, read, wide=nc, read=read)
+    few = 1 if types.on_tiles else ABREAST
+    unit = Unit(register.mr, register.nr // types.parts, step, read, wide=nc, read=read, few=few)
 
     @cache
     def steps(k: int, n: int) -> tuple[int, int]:

@@ -287,6 +287,13 @@ def know_tensors(facts: int) -> None:
         ctypes.c_int64.from_address(table + layout.at(layout.HEAD, "tensors")).value = facts
 
 
+def know_packed(packed: object, array: np.ndarray[Any, Any]) -> None:
+    """Let the builtins take operands of the class of `packed`, of which they read the array in the first slot."""
+    table = entry_table.address()
+    if table and ctypes.c_int64.from_address(id(packed) + objects.FIRST_SLOT).value == id(array):
+        entry_table.write(table + layout.at(layout.HEAD, "packed_type"), [id(type(packed))])
+
+
 def promote(first: np.dtype[Any], second: np.dtype[Any], common: np.dtype[Any]) -> None:
     """Convert operands of these types to `common` from now on."""
     _store_pair(first, second, layout.CONVERTED, common)

@@ -59,6 +59,15 @@ def read(f: Function, head: Args, x: Value, record: Value) -> Value:
     return good.value
 
 
+def unpacked(f: Function, head: Args, x: Value) -> Value:
+    """Return the array to be read in the place of an operand that was packed; any other operand as it is."""
+    array = f.var(x)
+    with f.if_(same(f, f.load("ptr", x + objects.TYPE), head.packed_type)):
+        slot = f.load("ptr", x + objects.FIRST_SLOT)
+        array.value = f.select(is_null(f, slot), x, slot)  # NULL in an object that was never made whole
+    return array.value
+
+
 def define_read(module: Module) -> None:
     """Define `read` for the operands that few calls have: 1 for an array, TENSOR for a tensor, else 0."""
     with module.function("read", ("ptr", "table"), ("ptr", "x"), ("ptr", "record"), local=True, returns="i64") as f:
@@ -157,6 +166,8 @@ def operands(f: Function, head: Args, builtin: str, table: Value, arguments: Val
     fields.out_object = fields.old_object = fields.bias_object = null
     fields.out_ndim = fields.bias_ndim = 0
     fields.tensors, fields.dtype, fields.threads = 0, null, null
+    if builtin in ("matmul", "gemm"):
+        slots.b = unpacked(f, head, slots.b)
     good = f.var(read(f, head, slots.a, record + at(CALL, "a_object")))
     with f.if_(good.value):
         good.value = read(f, head, slots.b, record + at(CALL, "b_object"))

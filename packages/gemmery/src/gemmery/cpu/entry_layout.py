@@ -42,6 +42,7 @@ HEAD = pointers(
     "clear_error", "set_context", "reset_context",
     "run",  # the pool's
     "tensors",  # what is known of PyTorch, NULL before its first tensor
+    "packed_type",  # the class of operands that were packed, NULL before the first of them
 )  # fmt: skip
 
 # An array as the entry sees it. `unit` is that of the strides in bytes; `element` identifies the element type.

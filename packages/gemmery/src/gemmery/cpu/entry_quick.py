@@ -9,7 +9,7 @@ from __future__ import annotations
 from gemmery.cpu import entry_layout as layout
 from gemmery.cpu import objects
 from gemmery.cpu.abi import Args
-from gemmery.cpu.entry_arguments import is_null, same
+from gemmery.cpu.entry_arguments import is_null, same, unpacked
 from gemmery.cpu.entry_layout import CALL, ENTRY, HEAD, OPERAND, at, size
 from gemmery.cpu.entry_run import UNKNOWN, copy_words, special
 from gemmery.cpu.ir import Function, Module, Value, Var
@@ -32,7 +32,7 @@ def matrices(f: Function, table: Value, answer: Var) -> None:
     head, args, out = Args(f, table, HEAD), f["args"], f.var(Value(f, "ptr", "null"))
     _find_out(f, head, out)
     with f.if_(is_null(f, out.value) ^ True):
-        a, b = f.load("ptr", args), f.load("ptr", args + 8)
+        a, b = f.load("ptr", args), unpacked(f, head, f.load("ptr", args + 8))
         has_out = same(f, out.value, head.none) ^ True
         good = f.var(_is_matrix(f, head, a) & _is_matrix(f, head, b))
         with f.if_(good.value & has_out):

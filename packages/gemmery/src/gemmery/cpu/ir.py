@@ -183,6 +183,9 @@ class Function:
         linkage = "internal" if self.local else "dso_local"
         # Without "no-builtins" LLVM turns loops that clear memory into calls of memset, which an image cannot make.
         attributes = f'nounwind{" noinline" if self.local else ""} "no-builtins"'
+        if self.target.has_sve:  # then vectors of that length are whole registers
+            quarters = self.target.vector_bytes // 16
+            attributes += f" vscale_range({quarters},{quarters})"
         return f"define {linkage} {self.returns} @{self.name}({params}) {attributes} {{\nentry:\n{body}\n}}\n"
 
     def line(self, text: str) -> None:

@@ -82,7 +82,8 @@ class Launch:
 
     def plan(self, batch: int, m: int, n: int, k: int, threads: int) -> tuple[tuple[int, int, int], bytes]:
         """Return (mc, kc, nc) and the last fields of a job, from `kernel` on, for products of this shape."""
-        cut, launch = grid(self.unit, batch, m, n, k, threads), self
+        unit = self.unit and self.unit.of(m, n, threads)
+        cut, launch = grid(unit, batch, m, n, k, threads), self
         shared: tuple[int, ...] = (0,) * 5
         if self._shares and batch == 1 and cut.row_parts > 1 and m >= _TALL and pool.address():
             sharing = self._shares(n, k)

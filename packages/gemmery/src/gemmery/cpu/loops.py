@@ -14,17 +14,28 @@ C is updated from the accumulators of a tile. The first block of k adds beta C, 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 
 from gemmery.cpu import pack, pack_complex, tile_unit
 from gemmery.cpu.abi import Args
 from gemmery.cpu.ir import Function, Module, Value, Var
 from gemmery.cpu.ir_types import SIZES
 from gemmery.cpu.long_k import even, in_order
-from gemmery.cpu.panels import STACK, buffers, depth, fan, operands, panel_bytes, steps_of, tiled_bytes
+from gemmery.cpu.panels import (
+    STACK,
+    WIDENED,
+    buffers,
+    depth,
+    fan,
+    operands,
+    panel_bytes,
+    steps_of,
+    tiled_bytes,
+    widened,
+)
 from gemmery.cpu.target import SHALLOW, Target, Tile
-from gemmery.cpu.ukernel import AHEAD, Product, RegisterTile, register_tile, tile_loop
-from gemmery.cpu.update import is_plain, params, place_of, update_edge, update_whole
+from gemmery.cpu.ukernel import ABREAST, AHEAD, Product, RegisterTile, load_cells, register_tile, tile_loop
+from gemmery.cpu.update import is_plain, params, place_of, update_edge, update_rounded, update_whole
 
 _PREFETCH = 16  # steps of k by which A is prefetched ahead of its use
 
@@ -67,6 +78,11 @@ def packed(target: Target, product: Product, sizes: Tile | None = None, once: bo
     else:
         _small_tiles(module, product, register, once)
         _tiles(module, product, register, once)
+        if wide := widened(product, once):
+            with module.function("widen", *_WIDEN, local=True) as f:
+                _widen(f, product, wide, register)
+            _small_tiles(module, wide, register, prefix="wide_")
+            _tiles(module, wide, register, prefix="wide_")
     if product.rounds:
         with module.function("run", *_RUN, *params(product), local=True) as f:
             update_edge(f, product, register, f["kept"], f["row"], f.index(0), f.index(0), f["m"], f["n"])
@@ -125,11 +141,9 @@ def _five_loops(f: Function, product: Product, register: RegisterTile, once: boo
     (a, a_row, a_col), (b, b_row, b_col) = (args.a, args.a_row, args.a_col), (args.b, args.b_row, args.b_col)
     c, c_row = args.c, args.c_row
     alpha, beta, bias, bias_step = args.alpha, args.beta, args.bias, args.bias_step
-    unity, nothing = f.buffer(16), f.buffer(16)
-    for at, number in ((unity, 1), (nothing, 0)):
-        f.store(f.const(product.scalar, number), at)
-        f.store(f.zero(product.scalar), at + SIZES[product.scalar])
-    a_size, b_size = buffers(product, register, mc, kc, f.index(0) if once else nc)
+    unity, nothing = (_scalar(f, product, number) for number in (1, 0))
+    widens = m > WIDENED * register.mr if widened(product, once) else None
+    a_size, b_size = _buffers(f, product, register, (mc, kc, nc), once, widens)
     part = f.min(kc, depth(product, register)) if product.on_tiles else kc  # of k, for which A is packed at once
     on_stack = (a_size + b_size <= STACK) & (k <= part)
     to_a = f.select(on_stack, f.buffer(STACK), args.workspace)
@@ -137,8 +151,7 @@ def _five_loops(f: Function, product: Product, register: RegisterTile, once: boo
     tiled, spare_row = to_b + b_size, nc * SIZES[product.scalar]
     spare = tiled + tiled_bytes(product, register, mc, nc) if product.on_tiles else tiled
     run = kc * fan(product) if product.rounds else f.max(k, 1)
-    several = k > run
-    below = f.select(args.below > 0, args.below - 1, args.n)
+    several, below = k > run, f.select(args.below > 0, args.below - 1, args.n)
     row, column, place = place_of(f, args) if product.graph else (f.index(0),) * 3
     with f.loop(0, n, nc) as j, f.loop(0, f.max(k, 1), run) as q:
         wide, end = f.min(n - j, nc), f.min(f.max(k, 1), q + run)
@@ -158,6 +171,8 @@ def _five_loops(f: Function, product: Product, register: RegisterTile, once: boo
                 b_panels, b_panel = b + p // kc * b_row + j // parts * b_col, b_col * (register.nr // parts)
             else:
                 f.call("pack_b", wide, deep, b + p // parts * b_row + j // parts * b_col, b_col, b_row, to_b)
+            if widens is not None:
+                _widen_if(f, widens, wide, steps_of(product, deep), b_panels, b_panel, to_b)
             scale = f.select(first, start, unity)
             with f.loop(skipped, m, mc) as i:
                 tall = f.min(m - i, mc)
@@ -173,10 +188,11 @@ def _five_loops(f: Function, product: Product, register: RegisterTile, once: boo
                     )  # fmt: skip
                 else:
                     f.call("pack_a", tall, deep, a + i * a_row + p // parts * a_col, a_row, a_col, to_a)
-                    f.call(
-                        "tiles", tall, wide, deep, (i + below) * parts - j, to_a, b_panels, b_panel,
-                        to + i * to_row, to_row, partial + i * partial_row, partial_row, factor, scale, tile_bias,
-                        bias_step, first, last, *((row + i, column + j, place) if product.graph else ()),
+                    _tiles_of(
+                        f, product, register, widens, (tall, wide, deep, (i + below) * parts - j, to_a),
+                        (b_panels, b_panel, to_b),
+                        (to + i * to_row, to_row, partial + i * partial_row, partial_row, factor, scale, tile_bias,
+                         bias_step, first, last, *((row + i, column + j, place) if product.graph else ())),
                     )  # fmt: skip
         if product.rounds:
             with f.if_(several):
@@ -188,19 +204,85 @@ def _five_loops(f: Function, product: Product, register: RegisterTile, once: boo
                 )  # fmt: skip
 
 
-def _tiles(module: Module, product: Product, register: RegisterTile, once: bool = False) -> None:
+def _scalar(f: Function, product: Product, number: int) -> Value:
+    """Return the address of a number as alpha and beta are stored."""
+    at = f.buffer(16)
+    f.store(f.const(product.scalar, number), at)
+    f.store(f.zero(product.scalar), at + SIZES[product.scalar])
+    return at
+
+
+def _buffers(
+    f: Function,
+    product: Product,
+    register: RegisterTile,
+    block: tuple[Value, Value, Value],
+    once: bool,
+    widens: Value | None,
+) -> tuple[Value, Value]:
+    """Return the bytes of the packed block of A and of B; of a B that was packed before, of its widened panels."""
+    mc, kc, nc = block
+    a_size, b_size = buffers(product, register, mc, kc, f.index(0) if once else nc)
+    if wide := widened(product, once):
+        assert widens is not None
+        b_size = f.select(widens, buffers(wide, register, mc, kc, nc)[1], b_size)
+    return a_size, b_size
+
+
+def _widen_if(f: Function, widens: Value, *operands: Value) -> None:
+    with f.if_(widens):
+        f.call("widen", *operands)
+
+
+def _tiles_of(
+    f: Function,
+    product: Product,
+    register: RegisterTile,
+    widens: Value | None,
+    sizes: tuple[Value, ...],
+    panels: tuple[Value, Value, Value],
+    rest: tuple[Value, ...],
+) -> None:
+    """Multiply a packed block of A by panels of B, which are as they lie or were widened."""
+    b_panels, b_panel, to_b = panels
+    if widens is not None:
+        wide = widened(product, once=True)
+        assert wide
+        with f.if_(widens):
+            f.call("wide_tiles", *sizes, to_b, panel_bytes(operands(wide, register)[1], sizes[2]), *rest)
+    with nullcontext() if widens is None else f.if_(widens ^ True):
+        f.call("tiles", *sizes, b_panels, b_panel, *rest)
+
+
+_WIDEN = (("i64", "nc"), ("i64", "steps"), ("ptr", "b"), ("i64", "b_panel"), ("ptr", "to"))
+
+
+def _widen(f: Function, product: Product, wide: Product, register: RegisterTile) -> None:
+    """Write a block of panels of B as the numbers that steps multiply."""
+    (old, new), cells = (operands(each, register)[1].row for each in (product, wide)), register.lanes * product.group
+    with f.loop(0, (f["nc"] + (register.nr - 1)) // register.nr) as j, f.loop(0, f["steps"]) as p:
+        row, to = f["b"] + j * f["b_panel"] + p * old, f["to"] + (j * f["steps"] + p) * new
+        for v in range(register.nv):
+            cell = load_cells(f, product, register, row, v * (old // register.nv))
+            f.store(cell, to + v * cells * SIZES[product.packed])
+
+
+def _tiles(
+    module: Module, product: Product, register: RegisterTile, once: bool = False, prefix: str = ""
+) -> None:  # fmt: skip
     """Define `tiles`: the two loops over the register tiles of an mc x nc block, columns outside."""
     mr, nr = register.mr, register.nr
-    with module.function("tiles", *_TILES, *params(product), local=True) as f:
+    with module.function(f"{prefix}tiles", *_TILES, *params(product), local=True) as f:
         mc, nc, kc = f["mc"], f["nc"], f["kc"]
         a_panel, b_panel = panel_bytes(operands(product, register)[0], kc), f["b_panel"]
         tile_buffer = f.buffer(mr * nr * SIZES[product.accumulator])
         # Going down columns keeps a panel of B in L1. A product with small k mainly writes C, and going along rows
         # writes it page by page (4096 x 4096 x 32, f64, Zen 4: 50 GFLOP/s, against 44 down columns).
         along = kc <= SHALLOW
-        outer, inner = in_order(f, along, (mc, mr), (nc, nr))
+        done = _few_rows(f, product, register, tile_buffer) if _few(register, once) else f.index(0)
+        outer, inner = in_order(f, along, (mc, mr), (nc - done, nr))
         with f.loop(0, *outer) as x, f.loop(0, *inner) as y:
-            i, j = f.select(along, x, y), f.select(along, y, x)
+            i, j = f.select(along, x, y), f.select(along, y, x) + done
             with f.if_(j < f["right"] + (i + mr) * product.parts):  # else a symmetric product does not need the tile
                 c = f["c"] + i * f["c_row"] + j * product.out_size
                 a, b = f["a"] + i // mr * a_panel, f["b"] + j // nr * b_panel
@@ -208,17 +290,44 @@ def _tiles(module: Module, product: Product, register: RegisterTile, once: bool 
                 coming = b + b_panel + i // mr * (steps * AHEAD)
                 rows, columns = f.min(mc - i, mr), f.min(nc - j, nr)
                 whole = is_plain(f, product, register, rows, columns)
-                with _smaller(f, register, rows, columns, (steps, a, b, tile_buffer), once):
+                with _smaller(f, register, rows, columns, (steps, a, b, tile_buffer), once, prefix):
                     for r in range(mr):
                         for v in range(0, nr * product.out_size, 64):
                             f.prefetch(c + f["c_row"] * r + v, write=True)
                     totals = tile_loop(f, product, register, steps, a, b, _PREFETCH, coming)
-                    with f.if_(whole):
-                        update_whole(f, product, register, totals, c)
-                    with f.else_():
+                    if product.sums_apart:
                         _keep(f, product, register, totals, tile_buffer)
+                    else:
+                        with f.if_(whole):
+                            update_whole(f, product, register, totals, c)
+                        with f.else_():
+                            _keep(f, product, register, totals, tile_buffer)
+                if product.sums_apart:
+                    with f.if_(whole):
+                        update_rounded(f, product, register, tile_buffer, i, j)
                 with f.if_(whole ^ True):
                     update_edge(f, product, register, tile_buffer, nr, i, j, rows, columns)
+
+
+def _few_rows(f: Function, product: Product, register: RegisterTile, kept: Value) -> Value:
+    """Compute one row or two in tiles of several panels, and return how many columns are done."""
+    steps, nc, count = steps_of(product, f["kc"]), f["nc"], f.var(f.index(0))
+    for rows in (1, 2):
+        count.value = f.select(f["mc"].equals(rows), f.index(_abreast(product, rows)), count.value)
+    wide = f.max(count.value, 1) * register.nr
+    done = f.select(count.value > 0, nc // wide * wide, f.index(0))
+    with f.loop(0, done, wide) as j:
+        operands = steps, f["a"], f["b"] + j // register.nr * f["b_panel"], f["b_panel"], kept
+        for rows in (1, 2):
+            with f.if_(f["mc"].equals(rows)):
+                f.call(f"abreast_{rows}", *operands)
+        update_edge(f, product, register, kept, wide, 0, j, f["mc"], wide)
+    return done
+
+
+def _abreast(product: Product, rows: int) -> int:
+    """Return the panels of a tile for one row or two; a register of 2 x 2 sums has two rows."""
+    return ABREAST // (2 if product.in_blocks else rows)
 
 
 def _narrow(register: RegisterTile) -> list[int]:
@@ -226,7 +335,9 @@ def _narrow(register: RegisterTile) -> list[int]:
     return [vectors for vectors in (1, 2) if vectors < register.nv]
 
 
-def _small_tiles(module: Module, product: Product, register: RegisterTile, once: bool = False) -> None:
+def _small_tiles(
+    module: Module, product: Product, register: RegisterTile, once: bool = False, prefix: str = ""
+) -> None:  # fmt: skip
     """Define `tile_1(steps, a, b, kept)` and `tile_2`: the first one or two vectors of a tile, stored in `kept`.
 
     A product with 8 columns of f32 computes 16 of them instead of 64 (8 x 8 x 8, Zen 4: 95 ns instead of 140). As
@@ -235,16 +346,26 @@ def _small_tiles(module: Module, product: Product, register: RegisterTile, once:
     """
 
     def define(name: str, vectors: int = 0, rows: int = 0) -> None:
-        params = (("i64", "steps"), ("ptr", "a"), ("ptr", "b"), ("ptr", "kept"))
-        with module.function(name, *params, local=True) as f:
+        abreast = vectors > register.nv
+        params = (
+            ("i64", "steps"),
+            ("ptr", "a"),
+            ("ptr", "b"),
+            *((("i64", "apart"),) if abreast else ()),
+            ("ptr", "kept"),
+        )
+        with module.function(f"{prefix}{name}", *params, local=True) as f:
             operands = f["steps"], f["a"], f["b"], _PREFETCH
-            totals = tile_loop(f, product, register, *operands, vectors=vectors, rows=rows)
+            apart = f["apart"] if abreast else None
+            totals = tile_loop(f, product, register, *operands, vectors=vectors, rows=rows, apart=apart)
             _keep(f, product, register, totals, f["kept"])
 
     for vectors in _narrow(register):
         define(f"tile_{vectors}", vectors=vectors)
     for rows in _few(register, once):
         define(f"rows_{rows}", rows=rows)
+        if rows < ABREAST:
+            define(f"abreast_{rows}", vectors=register.nv * _abreast(product, rows), rows=rows)
 
 
 def _few(register: RegisterTile, once: bool) -> list[int]:
@@ -254,7 +375,13 @@ def _few(register: RegisterTile, once: bool) -> list[int]:
 
 @contextmanager
 def _smaller(
-    f: Function, register: RegisterTile, rows: Value, columns: Value, operands: tuple[Value, ...], once: bool
+    f: Function,
+    register: RegisterTile,
+    rows: Value,
+    columns: Value,
+    operands: tuple[Value, ...],
+    once: bool,
+    prefix: str,
 ) -> Iterator[None]:
     """Call the smallest of the small tiles that holds `columns` or `rows`, or run the body if none does."""
     small = [(f"tile_{vectors}", columns <= vectors * register.lanes) for vectors in _narrow(register)]
@@ -262,14 +389,14 @@ def _smaller(
     with ExitStack() as otherwise:
         for name, holds in small:
             with f.if_(holds):
-                f.call(name, *operands)
+                f.call(f"{prefix}{name}", *operands)
             otherwise.enter_context(f.else_())
         yield
 
 
 def _keep(f: Function, product: Product, register: RegisterTile, totals: list[list[Var]], edge: Value) -> None:
-    """Store a tile's accumulators in a buffer for the whole tile."""
-    size, lanes = SIZES[product.accumulator], register.lanes
+    """Store a tile's accumulators in a buffer for the whole tile, or for the panels that it has."""
+    size, lanes, wide = SIZES[product.accumulator], register.lanes, max(register.nv, len(totals[0]))
     for r, row in enumerate(totals):
         for v, total in enumerate(row):
-            f.store(total.value, edge + (r * register.nv + v) * lanes * size, align=lanes * size)
+            f.store(total.value, edge + (r * wide + v) * lanes * size, align=lanes * size)

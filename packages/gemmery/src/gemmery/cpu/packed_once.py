@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import struct
 from functools import cache
+from typing import Any
 
+import numpy as np
+
+from gemmery.arrange import Ints
 from gemmery.arrays import View
 from gemmery.cpu.abi import FIELDS
 from gemmery.cpu.build import even_kc, once_entries, packed_kc, product
@@ -21,14 +26,33 @@ class PackedView(View):
 
 
 class Packed:
-    """An operand that was packed: the part of it that products read."""
+    """An operand that was packed: the part of it that products read.
 
-    __slots__ = ("memory",)
+    The compiled entry reads `array`, its first slot, in its place: panels as an array of bytes without a type of their
+    own, whose strides say what they hold.
+    """
+
+    __slots__ = ("array", "memory")
+    array: np.ndarray[Any, Any]
     memory: PackedView
 
     def check(self, common: str, result: str) -> None:
         """Raise DTypeError unless it was packed for products of these element types."""
         raise NotImplementedError
+
+
+def stand_in(block: mmap.mmap, shape: Ints, dtype: str, result: str) -> np.ndarray[Any, Any]:
+    """Return the array that the compiled entry reads in the place of panels of a type for results of another.
+
+    Its key in the table is that of no array whose product is known: NumPy multiplies no elements of this type.
+    """
+    kind = _kinds.setdefault((dtype, result), len(_kinds) + 1)
+    strided = np.lib.stride_tricks.as_strided
+    return strided(np.frombuffer(block, "V1"), shape, (kind, _STRIDE), writeable=False)
+
+
+_STRIDE = -7
+_kinds: dict[tuple[str, str], int] = {}
 
 
 class Layout(NamedTuple):

@@ -107,7 +107,10 @@ def workspace_bytes(
     been packed before, and needs none.
     """
     register = register_tile(target, product)
+    wide = widened(product, once)
     a, b = buffers(product, register, mc, kc, 0 if once else nc)
+    if wide and m > WIDENED * register.mr:
+        a, b = buffers(wide, register, mc, kc, nc)
     if k <= kc and a + b <= STACK and not (product.on_tiles and k > depth(product, register)):
         return 0
     rows = m if product.rounds and k > kc * fan(product) else 0
@@ -117,6 +120,12 @@ def workspace_bytes(
     return a + b + tiled + rows * nc * SIZES[product.scalar] + 64
 
 
+def widened(product: Product, once: bool) -> Product | None:
+    """Return the product whose panels of B are the numbers that steps multiply; None if those of B are such already."""
+    return product._replace(stored="") if once and product.stored and not product.bits else None
+
+
+WIDENED = 8  # tiles down C from which on the panels of a block are widened once and not by each step of each tile
 DEPTH = 36 << 10  # bytes of the part of a panel of B on the tile unit that stays in L1 (48 KiB) while A goes by
 CHAIN = 1024  # elements of k that it sums in one chain where sums are rounded
 

@@ -37,6 +37,14 @@ class Unit(NamedTuple):
     wide: int = 1024  # A is packed again after this many columns
     each: float = 0.0
     read: float = 0.0
+    few: int = 1  # units of columns that are read side by side for one row; half as many for two
+
+    def of(self, m: int, n: int, threads: int) -> Unit:
+        """Return the unit of m rows: several of columns, if all threads then get one."""
+        few = self.few // max(m, 1)
+        while few > 1 and n < few * self.columns * threads:
+            few //= 2
+        return self if few < 2 else self._replace(columns=few * self.columns, step=few * self.step, few=1)
 
     def work(self, m: int, n: int, k: int) -> float:
         """Return the ns of an m x n x k product on one thread, loads included if they take longer than arithmetic."""

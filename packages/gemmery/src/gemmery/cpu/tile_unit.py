@@ -46,7 +46,7 @@ _SUM = 4  # bytes
 _CONFIG = (1, 0, 0x0040_0040_0040_0040, 0x0040_0040_0040_0040, 0, 0, 0x1010_1010_1010_1010, 0)
 _SUMS = (
     ("i64", "steps"), ("ptr", "a"), ("i64", "a_row"), ("i64", "a_step"), ("ptr", "b"), ("ptr", "coming"),
-    ("ptr", "from"), ("i1", "adds"), ("ptr", "to"), ("i64", "to_row"),
+    ("i64", "coming_step"), ("i64", "coming_line"), ("ptr", "from"), ("i1", "adds"), ("ptr", "to"), ("i64", "to_row"),
 )  # fmt: skip
 # What `tiles` takes besides C: the block, its panels, the sums that stay tiles, whether these begin and end here, and
 # whether they are C as they are.
@@ -59,6 +59,7 @@ _RESIDENT = 512 << 10  # bytes of a block of A, over a chain of k, up to which p
 _FEW_PANELS = 4  # of B, for which a tile of A whose rows straddle cache lines is loaded from its place
 _PAGE = 4096  # bytes apart that 16 rows of A fall into one set of L1, which holds 12 lines
 _AWAY = 1 << 20  # bytes of a packed B from which on the next panel is prefetched into L2
+_STREAM_AHEAD = 4096  # bytes of the panel by which few of its lines are prefetched while one tile of A uses it
 _ROWS_AHEAD = 4  # rows of A that packing prefetches ahead: bf16, n = 2048: 1.15 times as fast
 _SWEEP, _CELLS_AHEAD = 4, 8  # panels of B that are packed at once, and cells of k that are prefetched ahead
 
@@ -112,7 +113,9 @@ def block(
     with f.loop(0, f.max(deep, 1), chain) as q:
         long, begins, ends = f.min(deep - q, chain), first & q.equals(0), last & (q + chain >= deep)
         scale = f.select(q.equals(0), beta, unity)
-        part = even(f, long, depth(product, register), product.unit)
+        # A part of a panel need not stay in L1 where only one tile of A goes by.
+        most = f.select(tall <= register.mr, f.max(long, 1), f.index(depth(product, register)))
+        part = even(f, long, most, product.unit)
         # Panel by panel, the sums between parts are those of one panel, and all of k of the block of A stays in L2.
         resident = tall * long * of_a.element <= _RESIDENT
         sweep = f.select(resident, f.index(register.nr), wide)
@@ -178,7 +181,7 @@ def _define_sums(module: Module, product: Product, register: RegisterTile, rows:
                     registers = columns * r + c, last + r, last + rows
                     instruction(f, product.step, *(f.const("i8", number) for number in registers))
             for line in range(lines if whole else 0):
-                f.prefetch(f["coming"] + p * (lines * 64) + line * 64, locality=2)
+                f.prefetch(f["coming"] + p * f["coming_step"] + f["coming_line"] * line, locality=2)
             if is_c:
                 for r, c in ((r, c) for r in range(2) for c in range(columns)):
                     to_row = f["to_row"] * ((p * 2 + r) & (rows * TILE_ROWS - 1))
@@ -220,7 +223,11 @@ def _define_tiles(module: Module, product: Product, register: RegisterTile) -> N
             at = buffers + (place.value ^ size)
             f.call("finish", i, j, f.min(mc - i, mr), f.min(nc - j, nr), at, *(f[name] for _, name in PARAMS))
 
-        along = f["kc"] <= SHALLOW
+        along, few = f["kc"] <= SHALLOW, mc <= mr
+        # From a step to the next, and from a line to the next: all of the panel goes by for one tile of A.
+        apart = [
+            f.select(few, f.index(nr * TILE_BYTES // by), f.index(mr * nr // 4 // by)) for by in (1, mr * nr // 256)
+        ]
         outer, inner = in_order(f, along, (mc, mr), (nc, nr))
         with f.loop(0, *outer) as x, f.loop(0, *inner) as y:
             i, j = f.select(along, x, y), f.select(along, y, x)
@@ -232,8 +239,11 @@ def _define_tiles(module: Module, product: Product, register: RegisterTile) -> N
                 to = f.select(f["ends"], f.select(direct, c, buffers + place.value), tiled)
                 to_row = f.select(f["ends"] & direct, f["c_row"], f.index(nr * _SUM))
                 a, b = f["a"] + i // mr * f["a_panel"], f["b"] + j // nr * f["b_panel"]
-                coming = b + f.select(f["away"], f["b_panel"] + i // mr * (steps * (mr * nr // 4)), f.index(0))
-                values = steps, a, f["a_row"], f["a_step"], b, coming, tiled, f["begins"] ^ True, to, to_row
+                next_panel = f.select(f["away"], f["b_panel"] + i // mr * (steps * (mr * nr // 4)), f.index(0))
+                coming = b + f.select(few, f.index(_STREAM_AHEAD), next_panel)
+                values = (
+                    steps, a, f["a_row"], f["a_step"], b, coming, *apart, tiled, f["begins"] ^ True, to, to_row
+                )  # fmt: skip
                 _choose(f, register, rows, columns, values)
                 with f.if_(waits.value):
                     finish()
@@ -280,7 +290,8 @@ def _pack_rows(f: Function, panels: Panels) -> None:
     """Pack rows of A, whose elements are adjacent along k: 64 bytes of each, zeros past its end."""
     k, cell = f["k"], panels.group
     whole = k // cell * cell
-    with f.loop(0, f["count"], panels.width) as i, f.loop(0, _rows(f, panels, i)) as r:
+    # A tile of few rows has others in its register, whose sums nobody reads.
+    with f.loop(0, f["count"], panels.width) as i, f.loop(0, f.min(f["count"] - i, panels.width)) as r:
         row, to = row_at(f, i + r), panel(f, panels, i) + r * TILE_BYTES
 
         def move(p: Value, mask: Value | None, row: Value, to: Value) -> None:

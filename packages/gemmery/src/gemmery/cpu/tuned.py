@@ -22,6 +22,7 @@ _MOST = 1 << 20  # bytes of a table that are read
 LIMITS = {  # the least and the largest value of each that a table may have
     "mc": (4, 1 << 14), "nc": (64, 1 << 20), "direct_few": (0.01, 1000), "direct_many": (0.01, 1000),
     "streamed_rows": (8, 1 << 14), "large_c": (0.01, 10_000), "worth": (100, 1e9), "wakes": (0, 1e9),
+    "direct_int8": (1, 1 << 30), "direct_int16": (1, 1 << 30),
 }  # fmt: skip
 
 

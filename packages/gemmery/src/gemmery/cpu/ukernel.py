@@ -7,7 +7,8 @@ consecutive elements along k, which one dot-product instruction multiplies at on
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gemmery import dtypes
@@ -196,7 +197,10 @@ def register_tile(target: Target, product: Product, sizes: Tile | None = None) -
 def arm_step(target: Target, dtype: str) -> tuple[str, int] | None:
     """Return the instruction of ARM for products of a type, and the elements of k in a cell; None without one."""
     steps = ARM_STEPS.get(dtype, ()) if target.is_arm else ()
-    return next(((name, group) for feature, name, group in steps if feature in target.features), None)
+    features = target.features
+    if target.has_sve:  # which has dot products of its own, and no fmlal before SVE2
+        features = features - {"asimdfhm"} | {"asimddp"}
+    return next(((name, group) for feature, name, group in steps if feature in features), None)
 
 
 def multiply_add(f: Function, product: Product, a: Value, b: Value, total: Value) -> Value:
@@ -234,6 +238,9 @@ def added(f: Function, product: Product, new: Value, total: Value) -> Value:
     return f.select(new < total if SEMIRINGS[product.step][1] == "olt" else new > total, new, total)
 
 
+# Sums of C in vectors, times nv, of the tiles for one row and for two, which take several panels side by side. Each is
+# a stream for the prefetchers: one alone leaves most of a core's requests to memory unused.
+ABREAST = 4
 AHEAD = 16  # bytes of the next panel of B that a step prefetches: 16 tiles of 6 rows prefetch 256 bytes, one step of it
 AHEAD_FROM = (
     256  # smallest step of B's panel, in bytes, for which that pays: a narrower panel would be prefetched too often
@@ -251,10 +258,12 @@ def tile_loop(
     coming: Value | None = None,
     vectors: int = 0,
     rows: int = 0,
+    apart: Value | None = None,
 ) -> list[list[Var]]:
     """Loop over k in packed panels; returns the accumulators [mr][nv], each a vector.
 
-    Those of the first `rows` and `vectors` of a row are all, unless these are 0.
+    Those of the first `rows` and `vectors` of a row are all, unless these are 0. More than nv vectors are those of
+    several panels of B, from one to the next `apart` bytes.
 
     Each step has nv loads of B, mr broadcasts of A and mr * nv multiply-adds. With 6 x 4 vectors of AVX-512 these are
     24 independent chains, which more than covers a latency of 4 cycles on two ports. The panel of A comes from L2 and
@@ -276,15 +285,18 @@ def tile_loop(
     row, vectors = tile.nv * width, vectors or tile.nv
     rows = rows or tile.mr
     whole = rows + rows % 2 if product.in_blocks else rows
+    panels = [b if apart is None else b + apart * i for i in range(-(-vectors // tile.nv))]
+
+    def first_row(v: int) -> Value:
+        return f.load(wide, panels[v // tile.nv] + v % tile.nv * tile.lanes * size, align=size)
+
     begins = SEMIRINGS[product.step][2] if product.step in SEMIRINGS else 0
     starts = [f.broadcast(f.const(product.accumulator, begins), tile.lanes) if begins else f.zero(wide)] * vectors
     if product.seeded and not product.b_dtype:
-        starts = [f.load(wide, b + v * tile.lanes * size, align=size) for v in range(vectors)]
-    if product.seeded:
-        b = b + row
-    factors = [f.load(wide, b + v * tile.lanes * size, align=size) for v in range(vectors if product.bits else 0)]
-    if product.bits:
-        b = b + tile.nr * size
+        starts = [first_row(v) for v in range(vectors)]
+    factors = [first_row(v) for v in range(vectors if product.bits else 0)]
+    if product.seeded or product.bits:
+        panels = [panel + (row if product.seeded else tile.nr * size) for panel in panels]
     totals = [[f.var(start) for start in starts] for _ in range(whole)]
     parts = product.parts
 
@@ -292,18 +304,11 @@ def tile_loop(
         """Add the products of every step, or of every second one from `first` on."""
         with f.loop(first, steps, parts) as p:
             a_row = a + p * (tile.mr * size)
-            b_row = b + p * row
+            b_rows = [panel + p * row for panel in panels]
             f.prefetch(a_row + prefetch * tile.mr * size)
             if coming is not None and row >= AHEAD_FROM:
                 f.prefetch(coming + p * AHEAD, locality=2)
-
-            def column(v: int, b_row: Value = b_row) -> Value:
-                return _load(f, product, tile, b_row, v * width)
-
-            if f.target.is_arm and product.step not in SEMIRINGS:
-                arm.step(f, product.step, product.packed, product.cell, a_row, b_row, totals, column)
-            else:
-                _step(f, product, a_row, totals, column)
+            _step(f, product, tile, a_row, b_rows, totals, width)
 
     walk(0)
     if parts == 2:
@@ -323,18 +328,40 @@ def tile_loop(
     return totals[:rows]
 
 
-def _step(f: Function, product: Product, a: Value, totals: list[list[Var]], column: Callable[[int], Value]) -> None:
-    """Add the products of a step of k, whose row of A's panel is at `a`; `column(v)` loads vector v of B's."""
+def _step(
+    f: Function,
+    product: Product,
+    tile: RegisterTile,
+    a: Value,
+    b_rows: Sequence[Value],
+    totals: list[list[Var]],
+    width: int,
+) -> None:
+    """Add the products of a step of k, whose rows of the panels of A and B are at `a` and `b_rows`.
+
+    A vector of B has `width` bytes.
+    """
+    from gemmery.cpu import arm  # only to compile
     from gemmery.cpu.ir_types import lanes_of
 
-    size, columns = SIZES[product.cell], [column(v) for v in range(len(totals[0]))]
+    def column(first: int, v: int) -> Value:
+        panel, at = divmod(first + v, tile.nv)
+        return load_cells(f, product, tile, b_rows[panel], at * width)
+
+    if f.target.is_arm and product.step not in SEMIRINGS:
+        for number, row_of_b in enumerate(b_rows):
+            first = number * tile.nv
+            some = [of_row[first : first + tile.nv] for of_row in totals]
+            arm.step(f, product.step, product.packed, product.cell, a, row_of_b, some, partial(column, first))
+        return
+    size, columns = SIZES[product.cell], [column(0, v) for v in range(len(totals[0]))]
     for i, row in enumerate(totals):
         scale = f.broadcast(f.load(product.cell, a + i * size, align=size), lanes_of(columns[0].type))
         for total, each in zip(row, columns, strict=True):
             total.value = multiply_add(f, product, scale, each, total.value)
 
 
-def _load(f: Function, product: Product, tile: RegisterTile, row: Value, at: int) -> Value:
+def load_cells(f: Function, product: Product, tile: RegisterTile, row: Value, at: int) -> Value:
     """Load the vector of cells of B that begins `at` bytes after the start of a row, in the element type of sums."""
     from gemmery.cpu.convert import load_as  # only to compile
     from gemmery.cpu.ir import Value

@@ -65,10 +65,10 @@ def update_edge(
 def is_plain(f: Function, product: Product, register: RegisterTile, rows: Value, columns: Value) -> Value:
     """Return True for a whole tile that needs no mask, conversion or epilogue, with real alpha and beta.
 
-    On the tile unit `update_rounded` does what is left of these, except beta.
+    Where sums are kept apart from C, `update_rounded` does what is left of these, except beta.
     """
     whole = rows.equals(register.mr) & columns.equals(register.nr)
-    if product.on_tiles and product.sums_apart:
+    if product.sums_apart and not product.graph and product.step not in SEMIRINGS:
         return whole & (f.load(product.scalar, f["beta"]).equals(0) | (f["first"] ^ True))
     if dtypes.get(product.out).llvm != product.accumulator:
         return whole & False

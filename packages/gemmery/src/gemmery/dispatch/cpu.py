@@ -92,17 +92,15 @@ def row_columns(dtype: str) -> int:
     return direct_tile(target)[1] * target.lanes(dtypes.get(dtype).size)
 
 
-# Bytes of B above which packing elements of one byte or two is faster, since a step on their panels is two or four
-# multiply-adds. Zen 4, squares, in place and packed: int8 n = 16 0.33 and 0.32 us, 24 0.60 and 0.45, 64 4.2 and 3.1;
-# int16 n = 96 11.4 and 12.9, 128 25.0 and 15.0.
-_NARROW_B = {"int8": 256, "uint8": 256, "int16": 24 << 10, "uint16": 24 << 10}
+# The constants that limit B for elements of one byte and two.
+_NARROW_B = {"int8": "direct_int8", "uint8": "direct_int8", "int16": "direct_int16", "uint16": "direct_int16"}
 
 
 def direct_b(target: Target, dtype: str, m: int, n: int) -> float:
     """Return the bytes of B up to which reading it in place is fastest, for m rows of A and n columns of C."""
-    if dtype in _NARROW_B:
-        return _NARROW_B[dtype] + 1
     usual = constants(target)
+    if dtype in _NARROW_B:
+        return float(getattr(usual, _NARROW_B[dtype])) + 1
     fewest = m <= FEWEST_ROWS and n >= _STREAMED_COLUMNS
     few = min(_DIRECT_FEWEST, usual.direct_few) if fewest else usual.direct_few
     return (few if m <= usual.streamed_rows else usual.direct_many) * (target.l2 or 1 << 20)
@@ -139,11 +137,11 @@ def ranking(problem: Problem, target: Target) -> list[tuple[str, str]]:
         choices.append(("direct", f"C is one row of {p.n} columns, which stay in registers"))
     if p.m == 1 or p.n == 1:
         choices.append(("gemv", "one operand is a vector: the matrix is read once, at memory bandwidth"))
-    if c_bytes > constants(target).large_c * l2 and p.k <= SHALLOW:
+    if c_bytes > constants(target).large_c * l2 and (p.k <= SHALLOW or p.dtype in _NARROW_B):
         choices.append(
             (
                 "packed",
-                f"C is {c_bytes >> 20} MiB and k is only {p.k}: writing C takes longest, and packed writes it in order",
+                f"C is {_size(c_bytes)} and k {p.k}: writing C takes longest, and packed writes it in order",
             )
         )
     if b_bytes < direct_b(target, p.dtype, p.m, p.n) and p.k <= deepest(target):

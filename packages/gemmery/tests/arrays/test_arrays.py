@@ -206,7 +206,7 @@ def test_dlpack_that_is_read_only_or_cannot_say_is_not_written():
 def test_the_memory_of_a_capsule_lives_as_long_as_the_view():
     found = view(Capsule(np.full((300, 300), 7.0)))
     others = [np.zeros((300, 300)) for _ in range(5)]
-    assert np.all(arrays._raw(found) == 7.0)
+    assert np.all(arrays.memory(found) == 7.0)
     assert len(others) == 5
 
 
@@ -370,7 +370,7 @@ def test_conversion_rounds_as_numpy_does(source, target):
         expected = x.astype(arrays.numpy_dtype(target))
     made = arrays.converted(view(x), target)
     assert made.strides == arrays.contiguous(x.shape, dtypes.get(target).size)
-    as_numpy = arrays._raw(made).view(arrays.numpy_dtype(target))
+    as_numpy = arrays.memory(made).view(arrays.numpy_dtype(target))
     assert np.array_equal(as_numpy.astype(np.complex128), expected.astype(np.complex128), equal_nan=True)
 
 
@@ -381,7 +381,7 @@ def test_narrowing_to_bfloat16_rounds_to_even_like_ml_dtypes():
     x = x[~np.isnan(x)]
     with np.errstate(over="ignore"):
         expected = x.astype(ml_dtypes.bfloat16)
-    assert np.array_equal(arrays._raw(arrays.converted(view(x), "bf16")), expected.view(np.uint16))
+    assert np.array_equal(arrays.memory(arrays.converted(view(x), "bf16")), expected.view(np.uint16))
 
 
 def test_store_casts_into_any_strides_and_nowhere_else():

@@ -4,7 +4,7 @@
 #include "tma.cuh"
 
 // Where a tile is: its expert, its first chunk of W, its first token, and behind the last one that it may have.
-struct Spot { int group, part, token, end; };
+struct SharedSpot { int group, part, token, end; };
 
 // The steps of all tiles in the order of k, tokens before rows, and who has them: `splits` blocks a tile; or, if that
 // is 0, each block an equal run, which may begin and end within a tile.
@@ -21,7 +21,7 @@ template <class Tiles> struct Share {
     begin = begin_of(blockIdx.x);
     end = begin_of(blockIdx.x + 1);
   }
-  __device__ __forceinline__ Spot at(int tile) const {
+  __device__ __forceinline__ SharedSpot at(int tile) const {
     return {0, tile / across * Tiles::PARTS, tile % across * Tiles::TOKENS, tokens};
   }
   __device__ __forceinline__ int begin_of(int block) const {
@@ -86,7 +86,7 @@ template <class Tiles> struct Experts {
     begin = begin_of(blockIdx.x);
     end = begin_of(blockIdx.x + 1);
   }
-  __device__ __forceinline__ Spot at(int tile) const {
+  __device__ __forceinline__ SharedSpot at(int tile) const {
     if (tile >= tiles) return {0, 0, 0, 0};
     int low = 0, high = groups - 1;  // the first group whose tiles go beyond this one
     while (low < high) {

@@ -38,7 +38,7 @@ template <class Tiles> struct CodeOrder {
   __device__ __forceinline__ bool more() const { return index < across * down; }
   __device__ __forceinline__ void next() { index += gridDim.x; }
   // Its first chunk of W, and its first token.
-  __device__ __forceinline__ Spot spot(int tokens) const {
+  __device__ __forceinline__ SharedSpot spot(int tokens) const {
     const int first = index / (band * down) * band, within = index - first * down, height = min(across - first, band);
     return {0, within / height * 2, (first + within % height) * Tiles::TOKENS, tokens};
   }
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(384, 1) wgmma_codes(const __grid_constant__ Tm
     ptx::setmaxnreg_dec<40>();
     if (warp == 0 && ptx::elect_sync()) {
       for (; order.more(); order.next()) {
-        const Spot spot = order.spot(p.product.m);
+        const SharedSpot spot = order.spot(p.product.m);
         const long long first = (long long)(spot.part / Tiles::BAND) * steps * Tiles::BAND + spot.part % Tiles::BAND;
         const char* from = reinterpret_cast<const char*>(p.product.b) + first * Tiles::CHUNK;
 #pragma unroll 1
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(384, 1) wgmma_codes(const __grid_constant__ Tm
     of[1] = __int_as_float(bits[1]);
   };
   for (; order.more(); order.next()) {
-    const Spot spot = order.spot(p.product.m);
+    const SharedSpot spot = order.spot(p.product.m);
 #pragma unroll
     for (int i = 0; i < TOKENS / 2; ++i) sums[i] = 0;
     bring(a, of_rows);

@@ -74,7 +74,7 @@ template <class Tiles> struct QuantizedProducer {
     enter();
   }
   __device__ __forceinline__ void enter() {
-    const Spot spot = share.at(w_tile);
+    const SharedSpot spot = share.at(w_tile);
     long long band = spot.part / Tiles::BAND;
     from = w + spot.group * each;
     from += ((band * share.steps + w_step) * Tiles::BAND + spot.part % Tiles::BAND) * Tiles::L::CHUNK;
@@ -131,7 +131,7 @@ template <class Out> __device__ __forceinline__ unsigned pair_of(float low, floa
 // `staged`: they leave through shared memory, in whole lines; else by single elements, where the ring is still in use.
 template <int EPILOGUE, class Tiles, class T, class Out, class Scaled>
 __device__ __forceinline__ void store_block(const Product<T, Out>& p, Scaled scaled, char* stage, bool staged,
-                                            int barrier, int rows, Spot spot) {
+                                            int barrier, int rows, SharedSpot spot) {
   constexpr int PITCH = Tiles::PITCH, TOKENS = Tiles::TOKENS, SIZE = int(sizeof(Out)), PIECES = 4 * SIZE;
   const int thread = threadIdx.x % 128, lane = thread % 32, row = thread / 32 * 16 + lane / 4 * 2;
   const int token = spot.token, count = min(spot.end - token, TOKENS), wide = min(p.n - rows, 64);
@@ -372,7 +372,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
 #pragma unroll
       for (int block = 0; block < BLOCKS; ++block) {
         const int part = line * BLOCKS + block;
-        const Spot spot = share.at(tile);
+        const SharedSpot spot = share.at(tile);
         const char* w = reinterpret_cast<const char*>(p.product.b);
         if (Tiles::GROUPED) w += spot.group * whole_bytes<Tiles>(p.product);
         const float* of_rows = reinterpret_cast<const float*>(w + chunk_bytes<Tiles>(p.product));

@@ -43,26 +43,16 @@ class PeerBuffer:
             self.tell(peer, FREE)
 
     def tell(self, peer: int, channel: int) -> None:
-        """Signal a peer when the current stream gets here.
-
-        The stream writes the flag itself: a kernel would wait for a multiprocessor that the product leaves. The peer
-        has read the flag's last value before, because each signal answers one of the other channel.
-        """
-        pad = self.handle.get_signal_pad(peer, (2 * self.ranks,), torch.uint32)
-        self.handle.stream_write_value32(pad, self.ranks * channel + self.rank, 1)
+        """Signal a peer when the current stream gets here."""
+        self.handle.put_signal(peer, channel, self.timeout)
 
     def wait(self, peer: int, channel: int) -> None:
         """Let the current stream wait for a peer's signal, and fail after the group's timeout."""
         self.handle.wait_signal(peer, channel, self.timeout)
 
-    def begin(self) -> Any:
-        """Return the current stream, after which all peers have read what was pushed to them before."""
-        for peer in self.others:
-            self.wait(peer, FREE)
-        return torch.cuda.current_stream()
-
     def push(self, peer: int, what: Any, place: Any) -> None:
-        """Copy rows into a place of a peer's buffer, which the peer has read."""
+        """Copy rows into a place of a peer's buffer, once the peer has read what was there."""
+        self.wait(peer, FREE)
         self.there[peer][place].copy_(what, non_blocking=True)
         self.tell(peer, ARRIVED)
 
@@ -77,7 +67,7 @@ class Gather(PeerBuffer):
 
     def __call__(self, x: Any, w: Any, keep: bool) -> tuple[Any, Any]:
         """Return the product, and the gathered rows if they are kept."""
-        main = self.begin()
+        main: Any = torch.cuda.current_stream()
         x, full = x.contiguous(), self.buffer
         out = x.new_empty((full.shape[0], w.shape[1]))
         self.side.wait_stream(main)
@@ -111,7 +101,7 @@ class Scatter(PeerBuffer):
 
     def __call__(self, x: Any, w: Any) -> Any:
         """Return the sum."""
-        main = self.begin()
+        main: Any = torch.cuda.current_stream()
         mine = self.rows[self.rank]
         staged = x.new_empty((x.shape[0], w.shape[1]))
         for group in grouped(self.rank, self.rows, 2.0 * x.shape[1] * w.shape[1], last=True):

@@ -8,7 +8,9 @@ import sys
 
 import pytest
 
+from gemmery.errors import ArgumentError, EmulationError
 from gemmery_emulator.kernels import mcp_server
+from gemmery_emulator.run import progress
 
 RACE = """__global__ void f(float* x, int n) {
   __shared__ float s[64];
@@ -95,3 +97,28 @@ def test_without_the_sdk(monkeypatch):
     monkeypatch.setitem(sys.modules, "mcp.server.mcpserver", None)
     with pytest.raises(ModuleNotFoundError, match="pip install 'mcp>=2'"):
         mcp_server.server()
+
+
+TWICE = "__global__ void f(float* x, int n) { if (threadIdx.x < n) x[threadIdx.x] *= 2; }"
+
+
+def test_a_grid_that_would_run_for_hours_ends_in_words(monkeypatch):
+    monkeypatch.setattr(mcp_server, "SECONDS", 1.0)
+    with pytest.raises(EmulationError, match=r"of 2,147,483,647 blocks ran in 1 seconds: pass fewer blocks"):
+        mcp_server.run(TWICE, "2147483647", "32", ["f32[32]=arange", "n=32"])
+    assert progress.get() is None
+
+
+@pytest.mark.parametrize(("fill", "new", "largest"), [
+    ("nan", TWICE, 0.0), ("3e38", TWICE, 0.0), ("1", TWICE.replace("*= 2", "= nanf(\"\")"), "nan"),
+    ("nan", TWICE.replace("x[threadIdx.x] *= 2", "x[threadIdx.x] = threadIdx.x ? nanf(\"\") : 1"), "nan"),
+    ("1", TWICE.replace("*= 2", "*= 5"), 3.0),
+])  # fmt: skip
+def test_the_largest_difference_is_of_numbers_that_are_not_equal(fill, new, largest):
+    answer = mcp_server.diff(TWICE, new, "1", "32", [f"f32[32]={fill}", "n=32"])
+    assert (answer["same_results"], answer["largest_difference"]) == (largest == 0, largest)
+
+
+def test_a_path_that_cannot_be_one_is_refused():
+    with pytest.raises(ArgumentError, match="cannot be read"):
+        mcp_server.run("a\0b.cu", "1", "32", [])

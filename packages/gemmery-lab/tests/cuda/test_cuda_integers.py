@@ -80,6 +80,14 @@ def test_bytes_of_any_layout_in_batches_and_clusters(name, config, layouts):
         check(c, a, b, alpha=alpha, beta=beta, c=old)
 
 
+@pytest.mark.parametrize("alpha", [1, -2])
+@pytest.mark.parametrize("name", ["simt_smem", "wgmma_digits"])
+def test_sums_of_bytes_wrap_and_do_not_saturate(name, alpha):
+    a, b = np.full((1, 20, 70), 2, np.int8), np.ones((1, 70, 12), np.int8)
+    c, old = multiplied(find(CUDA, name), a, b, "int8", ("row", "row", "row"), (), alpha, 3)
+    assert np.array_equal(c, (140 * alpha + 3 * old.astype(np.int64)).astype(np.int8))
+
+
 @pytest.mark.parametrize("k", [0, 1, 31, MOST_DIGITS + 1])
 def test_the_bytes_of_a_k_that_does_not_suit_are_left_to_cuda_cores(k):
     p = Problem(512, 512, k, "int32", "int32", batch=1000, device="h200")

@@ -432,3 +432,31 @@ def test_a_packed_matrix_that_was_never_made_is_no_operand():
     del packed.array
     with pytest.raises(AttributeError):
         gm.matmul(x, packed)
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 5), (3, 7, 5), (2, 1, 4, 5), (5,)])
+@pytest.mark.parametrize(("left", "right"), [("int8", "uint8"), ("uint8", "int8")])
+def test_small_batches_of_bytes_of_two_kinds(left, right, shape):
+    draw = np.random.default_rng(5)
+    a, b = (draw.integers(0, 256, each).astype(np.uint8) for each in (shape, (5, 9)))
+    a, b = a.view(left), b.view(right)
+    assert np.array_equal(gm.matmul(a, gm.pack(b)), a @ b)
+    assert np.array_equal(gm.matmul(a, gm.pack(b), threads=2), a @ b)
+
+
+@pytest.mark.parametrize("name", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("semiring", ["min_plus", "max_plus", "max_times", "log_sum_exp"])
+def test_semirings(semiring, name, monkeypatch):
+    draw = np.random.default_rng(6)
+    a, b = (draw.standard_normal(shape).astype(name) for shape in ((2, 6, 40), (40, 70)))
+    packed = gm.pack(b)
+    if semiring == "log_sum_exp":
+        with pytest.raises(gm.LayoutError, match="log_sum_exp' reads b itself: pass the matrix itself"):
+            gm.matmul(a, packed, semiring=semiring)
+        return
+    assert np.array_equal(gm.matmul(a, packed, semiring=semiring), gm.matmul(a, b, semiring=semiring))
+    layout = packing.packed_once.layout
+    pairs = lambda *types: layout(*types)._replace(group=2) if types[2:] == (semiring,) else layout(*types)  # noqa: E731
+    monkeypatch.setattr(packing.packed_once, "layout", pairs)
+    with pytest.raises(gm.LayoutError, match="in another order"):
+        gm.matmul(a, packed, semiring=semiring)

@@ -305,10 +305,9 @@ def _read(path: Path) -> str:
     """Read a text file; raises ArgumentError if that fails."""
     try:
         data = path.read_bytes()
-    except OSError as error:
-        raise ArgumentError(
-            f"source={str(path)!r} cannot be read ({error.strerror}): pass the path of a file"
-        ) from None
+    except (OSError, ValueError) as error:  # a path with a zero byte is a ValueError
+        reason = getattr(error, "strerror", None) or error
+        raise ArgumentError(f"source={str(path)!r} cannot be read ({reason}): pass the path of a file") from None
     wide = data.startswith((b"\xff\xfe", b"\xfe\xff"))
     if (b"\0" in data) != wide or (wide and len(data) % 2):
         raise ArgumentError(f"source={str(path)!r} is not text: pass a file of CUDA C++ or PTX")

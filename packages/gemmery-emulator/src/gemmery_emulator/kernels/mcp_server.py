@@ -7,6 +7,8 @@ line. It runs nothing but kernels: host code of the text is left out.
 # No `from __future__ import annotations` here: the SDK reads the types of the tools.
 
 import io
+import time
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from functools import wraps
 from pathlib import Path
@@ -14,12 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from gemmery.errors import ArgumentError, GemmeryError
+from gemmery.errors import ArgumentError, EmulationError, GemmeryError
 from gemmery_emulator.kernels import written_arguments
 from gemmery_emulator.kernels.kernel import emulate, only_kernel
 from gemmery_emulator.kernels.kernel_run import KernelRun, compared, summary
 from gemmery_emulator.kernels.prediction import Prediction
 from gemmery_emulator.pages.writing import as_plain
+from gemmery_emulator.run import progress
 
 INSTRUCTIONS = (
     "Runs CUDA C++ and PTX kernels on the CPU, without a GPU: faults with their lines (races, bounds, barriers), a "
@@ -27,6 +30,7 @@ INSTRUCTIONS = (
     "f32[64,32]=random (or zeros, ones, arange, nan, a number), i32[8]=arange, n=64, 0.5, i64=3, null."
 )
 SHOWN = 16  # elements of an array in an answer
+SECONDS = 60.0  # of processor time for a whole launch
 LINES = 8  # of the source in an answer, the costliest first
 COSTS = ("instructions", "sectors", "wavefronts", "bank_conflicts", "requests", "divergent_branches", "flops")
 
@@ -42,11 +46,15 @@ class WrittenLaunch:
             raise ArgumentError(f"source={source!r}: pass the text of a kernel, or the path of a .cu or .ptx file")
         self.arrays = [written_arguments.argument(text, number) for number, text in enumerate(args)]
         blocks, threads = written_arguments.sides("grid", grid), written_arguments.sides("block", block)
-        printed = io.StringIO()
-        with redirect_stdout(printed):  # which is the protocol's
-            self.run: KernelRun = emulate(
-                place, kernel or only_kernel(place), blocks, threads, self.arrays, shared=shared, arch=arch
-            )
+        printed, before = io.StringIO(), progress.set(_limited(grid))
+        try:
+            with redirect_stdout(printed):  # which is the protocol's
+                self.run: KernelRun = emulate(
+                    place, kernel or only_kernel(place), blocks, threads, self.arrays, shared=shared, arch=arch,
+                    seconds=SECONDS,
+                )  # fmt: skip
+        finally:
+            progress.reset(before)
         self.printed = printed.getvalue()
 
     def faults(self) -> dict[str, Any]:
@@ -65,6 +73,24 @@ class WrittenLaunch:
         arrays = {f"argument {place}": it for place, it in enumerate(self.arrays) if isinstance(it, np.ndarray)}
         first = {name: [_number(value) for value in it.reshape(-1)[:SHOWN]] for name, it in arrays.items()}
         return {"arrays": first, "printed": self.printed}
+
+
+def _limited(grid: str) -> Callable[[int, int], None]:
+    """Return what is told of the blocks that ran, and ends a launch that takes too long: nobody else would."""
+    end = time.process_time() + SECONDS
+
+    def look(done: int, blocks: int) -> None:
+        if time.process_time() > end:
+            ran = f"{done:,} of {blocks:,} blocks ran in {SECONDS:g} seconds"
+            raise EmulationError(f"grid={grid!r}: {ran}: pass fewer blocks, those that show what you look for")
+
+    return look
+
+
+def _difference(x: Any, y: Any) -> float:
+    """Return the largest difference of numbers that are not equal; NaN equals NaN here."""
+    unequal = ~((x == y) | ((x != x) & (y != y)))
+    return float(np.abs(x[unequal].astype("f8") - y[unequal].astype("f8")).max(initial=0.0))
 
 
 def _number(value: Any) -> float | int | str:
@@ -129,10 +155,10 @@ def diff(
     second = WrittenLaunch(new, kernel, new_grid or grid, new_block or block, args, shared, target)
     pairs = list(zip(first.arrays, second.arrays, strict=True))
     equal = all(np.array_equal(x, y, equal_nan=True) for x, y in pairs if isinstance(x, np.ndarray))
-    sizes = [np.abs(x.astype("f8") - y.astype("f8")).max() for x, y in pairs if isinstance(x, np.ndarray) and x.size]
+    sizes = [0.0, *(_difference(x, y) for x, y in pairs if isinstance(x, np.ndarray))]
     section = compared(first.run, second.run)
     moved = {row[0]: {"old": row[1], "new": row[2]} for row in section.rows if row[1] != row[2]}
-    answer: dict[str, Any] = {"same_results": equal, "largest_difference": _number(max(sizes, default=0.0))}
+    answer: dict[str, Any] = {"same_results": equal, "largest_difference": _number(np.max(sizes))}
     answer |= {"moved": moved, "faults": {"old": first.faults(), "new": second.faults()}}
     if card:
         times = [launch.run.predict(card) for launch in (first, second)]

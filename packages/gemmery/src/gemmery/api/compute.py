@@ -35,7 +35,7 @@ def product(a: Any, b: Any, x: View, y: View, common: str, result: str, out: Any
     shape = result_shape(x.shape, y.shape)
     call = Call(a, b, x, y, common, result, terms)
     if isinstance(y, PackedView):
-        b.check(y.dtype if mixed(x.dtype, y.dtype, result) else common, result)
+        b.check(y.dtype if mixed(x.dtype, y.dtype, result) else common, result, terms.semiring)
         call = call._replace(b=b.array, y=y._replace(owner=b.array))
     if out is None:
         like = arrays.kind(a, b)
@@ -145,7 +145,7 @@ _WORTH = 64 * 64  # elements of a matrix in a batch, below which converting is f
 
 def types_of(x: View, y: View, common: str, result: str) -> tuple[str, str, str]:
     """Return the element types of the kernel for two operands: of A, of C, and of B if it is not that of A."""
-    batch = max(len(x.shape), len(y.shape)) > 2
+    batch = max(len(x.shape), len(y.shape)) > 2 and not isinstance(y, PackedView)  # panels cannot be converted
     if mixed(x.dtype, y.dtype, result) and not (batch and min(math.prod(z.shape[-2:]) for z in (x, y)) < _WORTH):
         return x.dtype, result, y.dtype
     return *kernel_types(common, result), ""

@@ -184,7 +184,7 @@ def explain(
     epilogue_name, _, _ = epilogue(options.bias, options.activation, x, y, result)
     source, out, other = types_of(x, y, common, result)
     if isinstance(b, Packed):
-        b.check(other or common, result)
+        b.check(other or common, result, ring)
         y = y._replace(dtype=other or source)
     copies = () if other else _copies(x, y, source)
     if result == "bool":

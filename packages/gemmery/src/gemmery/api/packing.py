@@ -64,8 +64,8 @@ class PackedMatrix(Packed):
         memory = pickle.PickleBuffer(self._block) if protocol >= 5 else bytes(self._block)
         return _restored, (_VERSION, self.shape, self.memory.dtype, self.result, tuple(self.layout), memory)
 
-    def check(self, common: str, result: str) -> None:
-        """Raise DTypeError unless it was packed for products of these element types."""
+    def check(self, common: str, result: str, semiring: str = "") -> None:
+        """Raise DTypeError unless it was packed for products of these element types, LayoutError for a semiring's."""
         own = self.memory.dtype
         if common != own:
             have, need = self.dtype, dtypes.get(common).numpy
@@ -79,6 +79,13 @@ class PackedMatrix(Packed):
                 f"b was packed for results of {self.result}, and this result is {name}, for which panels hold other "
                 f"numbers: pack b with dtype={name!r}"
             )
+        # Steps of a semiring have names of their own, and read panels as those of multiply-adds lie.
+        if semiring and (
+            semiring == "log_sum_exp"
+            or packed_once.layout(*kernel_types(common, result), semiring)[1:] != self.layout[1:]
+        ):
+            why = "reads b itself" if semiring == "log_sum_exp" else f"reads panels of {self.dtype} in another order"
+            raise LayoutError(f"b is packed, and semiring={semiring!r} {why}: pass the matrix itself")
 
 
 def pack(b: Any, dtype: DTypeLike | None = None) -> PackedMatrix:
@@ -93,8 +100,8 @@ def pack(b: Any, dtype: DTypeLike | None = None) -> PackedMatrix:
 
     `b` is (k, n), of any strides and any kind that `gm.matmul` takes; pass `w.T` for weights of shape (n, k). Its
     numbers are copied: b may be changed or freed. `gm.matmul(x, packed)` and `gm.gemm(alpha, x, packed)` take every x
-    and every option that they take with b. The bits of `gm.matmul(x, packed)` are those of
-    `gm.matmul(x, b, batch_invariant=True)` with a row-major b of two or more columns: a row of the result does not
+    and every option that they take with b, but for semiring="log_sum_exp". The bits of `gm.matmul(x, packed)` are those
+    of `gm.matmul(x, b, batch_invariant=True)` with a row-major b of two or more columns: a row of the result does not
     depend on the number of rows.
 
     `dtype` is the type of results wider than b's, as in `gm.matmul`: sums in float64 need other panels than those in

@@ -24,6 +24,7 @@ from gemmery import arrays, dtypes
 from gemmery.api import compute
 from gemmery.api.repeats import Terms
 from gemmery.arrays import View, view
+from gemmery.cpu.packed_once import PackedView
 from gemmery.dtypes import Array
 from gemmery.errors import ArgumentError, DTypeError, brief
 from gemmery.keywords import SEMIRINGS, Options
@@ -62,6 +63,8 @@ def product(a: Any, b: Any, x: View, y: View, common: str, result: str, out: Any
     """Return the product of views on the CPU in the semiring of `terms`, as `compute.product` does."""
     if terms.semiring != "log_sum_exp":
         return compute.product(a, b, x, y, common, result, out, terms)
+    if isinstance(y, PackedView):
+        b.check(common, result, terms.semiring)
     left, right = (arrays.as_numpy(z if z.dtype == "f64" else arrays.converted(z, "f64")) for z in (x, y))
     value = log_sum_exp(left, right, terms)
     like = arrays.kind(a, b) if out is None else value

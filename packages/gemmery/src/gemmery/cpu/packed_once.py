@@ -36,8 +36,8 @@ class Packed:
     array: np.ndarray[Any, Any]
     memory: PackedView
 
-    def check(self, common: str, result: str) -> None:
-        """Raise DTypeError unless it was packed for products of these element types."""
+    def check(self, common: str, result: str, semiring: str = "") -> None:
+        """Raise DTypeError unless it was packed for products of these element types, LayoutError for a semiring's."""
         raise NotImplementedError
 
 
@@ -71,16 +71,16 @@ class Layout(NamedTuple):
 
 
 @cache
-def layout(dtype: str, out: str) -> Layout:
+def layout(dtype: str, out: str, semiring: str = "") -> Layout:
     """Return how this machine's products of a B of `dtype` with a C of `out` have it when it is packed."""
-    types = _types(dtype, out)
+    types = _types(dtype, out, semiring)
     columns, kc = register_tile(host(), types).nr, packed_kc(host(), types)
     return Layout(types.step, types.stored or types.packed, types.group, columns, types.unit, kc // types.parts)
 
 
 @cache
-def _types(dtype: str, out: str) -> Product:
-    return product(host(), Problem(2, 2, 2, dtype, out, b_layout="packed"))
+def _types(dtype: str, out: str, semiring: str = "") -> Product:
+    return product(host(), Problem(2, 2, 2, dtype, out, b_layout="packed", semiring=semiring))
 
 
 def size(dtype: str, out: str, k: int, n: int) -> int:

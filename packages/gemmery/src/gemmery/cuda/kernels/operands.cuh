@@ -15,8 +15,9 @@ template <> struct Narrow<e5m2> {
     return {static_cast<unsigned char>(ptx::cvt_rn_satfinite_e5m2x2_f32(x, 0))};
   }
 };
-template <> struct Narrow<i8> {  // numbers are rounded into its range, sums of integers wrap
-  static __device__ __forceinline__ i8 of(float x) { return i8(max(-128, min(127, __float2int_rn(x)))); }  // NaN: 0
+// Numbers saturate, NaN becomes 0; sums of integers wrap.
+template <> struct Narrow<i8> {
+  static __device__ __forceinline__ i8 of(float x) { return i8(max(-128, min(127, __float2int_rn(x)))); }
   static __device__ __forceinline__ i8 of(double x) { return of(float(x)); }
   template <class S> static __device__ __forceinline__ i8 of(S x) { return i8(x); }
 };

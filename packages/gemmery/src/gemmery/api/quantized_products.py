@@ -30,7 +30,7 @@ from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, view
 from gemmery.cpu import packed_levels
 from gemmery.cpu import threads as cpu_threads
-from gemmery.errors import ArgumentError, DTypeError, ShapeError
+from gemmery.errors import ArgumentError, DTypeError, ShapeError, brief
 from gemmery.keywords import Options
 from gemmery.ladder.gemv import MOST_ROWS
 
@@ -44,6 +44,8 @@ def product(x: Any, matrix: QuantizedMatrix, out: Any, options: Options, multipl
         raise ShapeError(f"b has shape {matrix.shape}: take a matrix of it, b[i], or call gm.grouped_matmul")
     if options.scale_b is not None:
         raise ArgumentError("scale_b: a quantized matrix has its own factors; leave it out")
+    if options.semiring is not None:
+        raise ArgumentError(f"semiring={brief(options.semiring)} takes plain matrices: pass b.dequantize()")
     kind = str(getattr(x, "dtype", "")).removeprefix("torch.")
     if kind in ("int8", "float8_e4m3fn"):
         done = _by_levels(x, matrix, options) if out is None else None

@@ -125,7 +125,9 @@ def from_checkpoint(kind: CheckpointName, tensors: Tensors, config: Mapping[str,
     read, names = READERS[kind]
     missing = [name for name in names if name not in tensors]
     if missing:
-        raise ArgumentError(f"a layer of {kind} without {', '.join(missing)}: it has {', '.join(tensors)}; pass all")
+        raise ArgumentError(
+            f"a layer of {kind} without {', '.join(missing)}: it has {', '.join(tensors) or 'no tensors'}; pass all"
+        )
     return read(tensors, config or {})
 
 

@@ -136,8 +136,13 @@ class QuantizedMatrix:
         >>> gm.QuantizedMatrix.stack([gm.quantize(np.eye(4), "int8")] * 3).shape
         (3, 4, 4)
 
-        Raises ShapeError for matrices that differ in shape, format or zero points.
+        Raises ShapeError for matrices that differ in shape, format or zero points, and ArgumentError for an empty
+        list or what is no QuantizedMatrix.
         """
+        strange = [z for z in matrices if type(z) is not QuantizedMatrix]
+        if strange or not matrices:
+            what = f"{brief(strange[0])} is no quantized matrix" if strange else "there are no matrices"
+            raise ArgumentError(f"stack: {what}; pass a list of what gm.quantize returns")
         first = matrices[0]
         if any((z.format, z.shape, z.group) != (first.format, first.shape, first.group) for z in matrices):
             raise ShapeError("matrices of a stack have one shape, format and group: quantize them alike")

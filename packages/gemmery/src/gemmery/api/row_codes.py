@@ -47,7 +47,7 @@ def quantize_rows(x: Any, format: Literal["float8_e4m3", "int8"] | None = None) 
     bare = format is None and isinstance(x, str)
     format = x if bare else format  # noqa: A001 # as users say
     if format not in CODES:
-        raise unknown(f"format={brief(format)}: rows become codes of other formats", str(format), CODES)
+        raise unknown(f"format={brief(format)}: rows are not quantized to it", str(format), CODES)
     name, top = CODES[format]
     if bare:
         return trace.quantize_rows(format, top)

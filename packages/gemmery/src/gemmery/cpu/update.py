@@ -62,13 +62,18 @@ def update_edge(
         _update_vector(f, product, tile, i + r, j + v, f.first_lanes(columns - v, lanes))
 
 
+def rounds_whole(product: Product) -> bool:
+    """Return whether `update_rounded` may finish whole tiles: sums apart from C, no graph and no semiring."""
+    return product.sums_apart and not product.graph and product.step not in SEMIRINGS
+
+
 def is_plain(f: Function, product: Product, register: RegisterTile, rows: Value, columns: Value) -> Value:
     """Return True for a whole tile that needs no mask, conversion or epilogue, with real alpha and beta.
 
     Where sums are kept apart from C, `update_rounded` does what is left of these, except beta.
     """
     whole = rows.equals(register.mr) & columns.equals(register.nr)
-    if product.sums_apart and not product.graph and product.step not in SEMIRINGS:
+    if rounds_whole(product):
         return whole & (f.load(product.scalar, f["beta"]).equals(0) | (f["first"] ^ True))
     if dtypes.get(product.out).llvm != product.accumulator:
         return whole & False

@@ -108,7 +108,7 @@ def parse():
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--prompt", type=int, default=128, help="tokens that prefill reads")
     parser.add_argument("--tokens", type=int, default=16, help="tokens that decode makes")
-    parser.add_argument("--group", type=int, default=128, help="columns of a quantised weight with one factor")
+    parser.add_argument("--group", type=int, default=128, help="columns of a quantized weight with one factor")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each phase and mode, shared by the models")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--store", type=Path, help="a folder for the records")

@@ -1,6 +1,6 @@
-"""Write a checkpoint's folder again with gemmery's quantised matrices; a small GPTQ checkpoint without arguments.
+"""Write a checkpoint's folder again with gemmery's quantized matrices; a small GPTQ checkpoint without arguments.
 
-    python examples/12_convert_a_checkpoint.py Model-AWQ Model-gemmery                       # as it was quantised
+    python examples/12_convert_a_checkpoint.py Model-AWQ Model-gemmery                       # as it was quantized
     python examples/12_convert_a_checkpoint.py Model Model-int4 --format int4 --group 128    # a plain one
 
 It needs safetensors (pip install safetensors), and reads AWQ, GPTQ, HQQ, compressed-tensors and MXFP4 checkpoints. Each
@@ -40,7 +40,7 @@ def convert(source, target, kind=None, format_=None, group=None):
     if (kind is None) == (format_ is None) or (kind is not None and kind not in READERS):
         raise ArgumentError(
             f"quant_method={kind!r} of {source}: pass --kind, one of {', '.join(READERS)}; or --format for a "
-            "checkpoint that is not quantised"
+            "checkpoint that is not quantized"
         )
     target.mkdir(parents=True)
     formats, places, total = {}, {}, 0

@@ -19,6 +19,8 @@ TITLES = {  # home of public names -> page; a home that is not listed has a page
     "gemmery.api.row_codes": "products",
     "gemmery.api.splitting": "products",
     "gemmery.api.explanation": "explain-and-warm",
+    "gemmery.epilogues.trace": "products",
+    "gemmery.epilogues.functions_of_symbols": "products",
     "gemmery.api.warm": "explain-and-warm",
     "gemmery_emulator.kernels.kernel": "emulator",
     "gemmery_emulator.arguments": "emulator",

@@ -36,6 +36,7 @@ SAYS = {
     "11_llama": "decode, eager",
     "12_convert_a_checkpoint": "sums of columns are exact: True",
     "13_epilogue_functions": "two weights: True",
+    "14_shortest_paths": "pairs with a path, the longest",
 }
 
 

@@ -21,8 +21,7 @@ NEEDS = {
     "fp8_inference": ("torch", "cuda"),
     "numpy": (),
     "packed_weights": (),
-    "quantised_decode": ("torch",),
-    "quantized_matrices": (),
+    "quantized_matrices": ("torch",),
     "ci_without_a_gpu": ("cuda",),
 }
 BLOCK = re.compile(r"(<!-- needs a GPU -->\n)?^```(\w+)(?: title=\"([\w.]+)\")?\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -23,7 +23,7 @@ ANSWERS = {
     "01_cpu_ladder": ("answer = (4, 24)", "answer = (6, 16)"),
     "02_memory_and_banks": ("answer = 'row ^ column'", "answer = 'column ^ (row & 1)'"),
     "03_tensor_cores": (PLACE.format(below=8), PLACE.format(below=4)),
-    "04_quantised_decode": ("answer = (5, 32)", "answer = (6, 1024)"),
+    "04_quantized_decode": ("answer = (5, 32)", "answer = (6, 1024)"),
 }
 COMPILED = {"02_memory_and_banks", "03_tensor_cores"}  # their kernels need NVRTC
 

@@ -204,7 +204,7 @@ def test_the_records_have_a_page_which_links_to_their_folder_lead_to(pages):
     assert "results.md" in leaves(config["nav"])
     assert "\n<!-- table: square_f32 -->\n*" in texts["results.md"]
     assert "](results.md#the-emulator)" in texts["emulator.md"]
-    assert "](../results.md)" in texts["guides/quantised_decode.md"]
+    assert "](../results.md)" in texts["guides/quantized_matrices.md"]
 
 
 def test_lists_examples_and_drawings_become_what_the_site_understands():

@@ -24,7 +24,7 @@ SEEN = (
     "tutorial/hopper/wgmma_specialized.html",
     "reference/products.html",
     "reference/torch.html",
-    "guides/quantised_decode.html",
+    "guides/quantized_matrices.html",
     "ladder_gpu.html",
     "results.html",
     "zh/index.html",

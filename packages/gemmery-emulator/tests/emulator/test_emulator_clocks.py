@@ -8,7 +8,7 @@ import pytest
 
 import gemmery as gm
 from gemmery.cuda.pipes import pipes_of
-from gemmery.errors import EmulationError
+from gemmery.errors import DeviceError, EmulationError
 from gemmery_emulator.pace.clocks import Arrives, Awaits, Clocks, Copies, Rates, Runs
 from gemmery_emulator.pace.demand import WarpDemand
 from gemmery_emulator.pace.profile import TURN, part_of, parted
@@ -118,6 +118,8 @@ ROLES = (
 def test_a_trace_is_json_whose_times_are_those_of_the_prediction():
     arrays = [np.zeros(128, np.float32), np.zeros(1024, np.float32), 8]
     run = gm.emulate(ROLES, "f", 1, 128, arrays)
+    with pytest.raises(DeviceError, match="card 3 is not known: times are predicted for h200"):
+        run.predict(3)
     timeline, seconds = run.timeline("h200"), run.predict("h200")
     events = json.loads(timeline.trace())["traceEvents"]
     spans = [event for event in events if event["ph"] == "X"]

@@ -66,6 +66,10 @@ def test_the_forms_of_a_fault(file, capsys):
     assert lines[1] == "1 fault in 1 file"
     with pytest.raises(ArgumentError, match=r"x\.cu: there is no such file"):
         faults([Path("x.cu")])
+    with pytest.raises(ArgumentError, match="it is a folder"):
+        faults([path.parent])
+    with pytest.raises(ArgumentError, match=r"looked for in \.cu and \.cuh files"):
+        faults([Path(__file__)])
 
 
 @pytest.mark.parametrize("text", ["// gemmery: --grid", "// gemmery: 4 5", "// gemmery: --seed 3"])

@@ -1,4 +1,4 @@
-"""Tensors of quantised checkpoints, against layers whose words are packed here one code after the other."""
+"""Tensors of quantized checkpoints, against layers whose words are packed here one code after the other."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_a_file_of_another_version_is_refused_by_name(tmp_path):
     with pytest.raises(LayoutError, match=r"new\.safetensors has .* version 99, and this gemmery reads version 1"):
         gm.load_quantized(path)
     numpy.save_file({"a": np.zeros(1)}, path)
-    with pytest.raises(LayoutError, match="no quantised matrices"):
+    with pytest.raises(LayoutError, match="no quantized matrices"):
         gm.load_quantized(path)
 
 
@@ -236,7 +236,7 @@ def test_a_folder_is_converted_file_by_file(tmp_path):
         convert(tmp_path / "in", tmp_path / "out")
 
 
-def test_a_plain_folder_is_quantised(tmp_path):
+def test_a_plain_folder_is_quantized(tmp_path):
     w = RNG.standard_normal((8, 64)).astype(np.float32)
     folder(tmp_path / "in", [{"up_proj.weight": w, "embed.weight": w}], {})
     assert convert(tmp_path / "in", tmp_path / "out", format_="int4", group=32) == {"up_proj": "int4"}

@@ -287,7 +287,7 @@ REFUSALS = [
     ({"epilogue": lambda c, up: c * up, "operands": {"up": np.ones((4, 1))}}, gm.ShapeError, r"\(4,\).*\(2, 1\)"),
     ({"epilogue": lambda c, up: c * up, "operands": {"up": np.ones((5, 2, 4))}}, gm.ShapeError, "batch dimensions"),
     ({"epilogue": lambda c, up: c * up, "operands": {"up": np.ones(4, np.complex64)}}, gm.DTypeError, "real numbers"),
-    ({"epilogue": lambda c: (c, c), "out": np.empty((2, 4))}, gm.ArgumentError, "out is 1 arrays"),
+    ({"epilogue": lambda c: (c, c), "out": np.empty((2, 4))}, gm.ArgumentError, "out has 1 of the 2"),
     ({"epilogue": lambda c: c, "out": np.empty((3, 4))}, gm.ShapeError, "out has shape"),
     ({"epilogue": lambda c: c, "dtype": "int32"}, gm.DTypeError, "int32"),
     ({"epilogue": lambda c: c, "scale_a": 2.0}, gm.ArgumentError, "CUDA device only"),

@@ -193,7 +193,7 @@ def test_every_code_of_e4m3_and_e2m1_and_every_tie():
     assert np.array_equal(to_e2m1(np.array([-7.0, 0.26, 5.01], np.float32)), [15, 1, 7])
 
 
-def test_a_large_weight_is_quantised_in_parts(monkeypatch):
+def test_a_large_weight_is_quantized_in_parts(monkeypatch):
     w = weight(64, 50)
     whole = [gm.quantize(w, format_, group, zero_points=z) for format_, group, z, _ in KINDS if not group or group < 65]
     monkeypatch.setattr("gemmery.api.codes._MOST_AT_ONCE", 64 * 7)
@@ -221,7 +221,7 @@ def test_a_large_weight_is_quantised_in_parts(monkeypatch):
         (np.ones((64, 4)), {"format": "int4", "dtype": "int8"}, DTypeError, "float64, float32"),
     ],
 )
-def test_what_is_not_quantised_is_refused_in_words(w, terms, error, words):
+def test_what_is_not_quantized_is_refused_in_words(w, terms, error, words):
     with pytest.raises(error, match=words):
         gm.quantize(w, **terms)
 
@@ -240,6 +240,9 @@ def test_products_that_are_refused_in_words():
         (lambda: gm.matmul(x, matrix, activation="tanh"), ArgumentError, "relu"),
         (lambda: gm.matmul(x, matrix, out=np.ones((2, 5), np.float32)), ShapeError, "out"),
         (lambda: np.asarray(matrix), LayoutError, "dequantize"),
+        (lambda: gm.matmul(x, matrix, semiring="min_plus"), ArgumentError, "takes plain matrices: pass b.dequantize"),
+        (lambda: gm.QuantizedMatrix.stack([]), ArgumentError, "there are no matrices"),
+        (lambda: gm.QuantizedMatrix.stack([matrix, x]), ArgumentError, "is no quantized matrix"),
         (lambda: matrix[0], ShapeError, "no groups"),
         (lambda: matrix.to("cpu"), ArgumentError, "PyTorch"),
         (lambda: gm.QuantizedMatrix("int4", matrix.packed, matrix.scales[:, :0]), ShapeError, "rows of factors"),
@@ -304,7 +307,7 @@ def test_rows_become_codes_and_factors(format_, dtype, monkeypatch):
 
 @pytest.mark.parametrize("format_", ["float8_e4m3", "int8"])
 @pytest.mark.parametrize("kind", ["int8", "float8_e4m3", "int4", "mxfp4"])
-def test_codes_are_multiplied_by_a_quantised_matrix(format_, kind):
+def test_codes_are_multiplied_by_a_quantized_matrix(format_, kind):
     matrix = gm.quantize(weight(64, 20), kind)
     codes, factors = gm.quantize_rows(RNG.standard_normal((6, 64)).astype(np.float32), format_)
     result = gm.matmul(codes, matrix, scale_a=factors)

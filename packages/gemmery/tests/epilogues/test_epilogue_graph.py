@@ -143,7 +143,7 @@ REFUSED = {
     unknown_ufunc: "np.arctan",
     largest: "gm.maximum",
     chained: "gm.where",
-    remainder: "__mod__",
+    remainder: "operator %",
     looped: "gm.row_sum",
     number_as_condition: "compare it first",
     condition_as_number: "gm.where",

@@ -72,7 +72,7 @@ def test_factors_of_another_type_are_used_in_that_of_the_input(bits):
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_a_quantised_layer_differs_from_the_plain_one_by_half_the_factors(bits):
+def test_a_quantized_layer_differs_from_the_plain_one_by_half_the_factors(bits):
     plain, layer = layers(bits)
     x = random(5, K)
     halves = x.abs() @ (layer.scales / 2).repeat_interleave(16, 1).T
@@ -108,7 +108,7 @@ def test_a_layer_trains_as_nn_linear_does():
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_the_input_and_the_bias_of_a_quantised_layer_have_gradients(bits):
+def test_the_input_and_the_bias_of_a_quantized_layer_have_gradients(bits):
     _, layer = layers(bits)
     x = random(5, K).requires_grad_()
     layer(x).sum().backward()
@@ -167,7 +167,7 @@ def test_a_state_dict_for_plain_layers_again(bits):
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_a_plain_checkpoint_is_quantised_from_its_own_type(bits):
+def test_a_plain_checkpoint_is_quantized_from_its_own_type(bits):
     plain, layer = layers(bits)
     coarse = QuantizedLinear(K, N, dtype=torch.bfloat16, bits=bits, group=16)
     state = plain.state_dict()
@@ -200,7 +200,7 @@ def test_a_checkpoint_of_another_size_or_format_is_refused():
         (None, r"0\.weight: weight is None, and no tensor"),
     ],
 )
-def test_a_checkpoint_without_a_weight_to_quantise_is_refused_by_name(weight, words):
+def test_a_checkpoint_without_a_weight_to_quantize_is_refused_by_name(weight, words):
     model = nn.Sequential(layers(8)[1])
     before = model(random(5, K))
     with pytest.raises(RuntimeError, match=words):
@@ -208,7 +208,7 @@ def test_a_checkpoint_without_a_weight_to_quantise_is_refused_by_name(weight, wo
     assert torch.equal(model(random(5, K)), before)
 
 
-def test_the_weight_of_a_quantised_layer_cannot_be_tied():
+def test_the_weight_of_a_quantized_layer_cannot_be_tied():
     with pytest.raises(ArgumentError, match="load_state_dict"):
         layers(8)[1].weight = nn.Embedding(N, K).weight
 
@@ -257,7 +257,7 @@ def test_options_that_no_layer_has_are_refused_at_once(options, error, words):
         ((K, N), torch.float8_e5m2, DTypeError, r"dtype=torch\.float8_e5m2"),
     ],
 )
-def test_sizes_and_types_that_no_quantised_layer_has_are_refused(sizes, dtype, error, words):
+def test_sizes_and_types_that_no_quantized_layer_has_are_refused(sizes, dtype, error, words):
     with pytest.raises(error, match=words):
         QuantizedLinear(*sizes, dtype=dtype, bits=8, group=1)
 

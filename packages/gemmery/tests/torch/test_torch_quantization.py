@@ -72,7 +72,7 @@ def test_factors_that_are_subnormal_reach_the_weight(bits, size):
     assert bool((error <= scales.double().repeat_interleave(16, 1) * 0.5).all())
 
 
-def test_weights_that_only_float64_holds_are_quantised():
+def test_weights_that_only_float64_holds_are_quantized():
     weight = torch.tensor([[2.0**900, -(2.0**899)]], dtype=torch.float64) * 7
     assert torch.equal(dequantize(*quantize(weight * 127, 8, 2), 8, torch.float64)[0, :1], weight[0, :1] * 127)
 

@@ -74,24 +74,24 @@ def test_a_model_with_other_layers_gives_the_same_numbers_and_the_same_checkpoin
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_a_quantised_model_loads_a_plain_checkpoint_and_its_own(model, bits):
+def test_a_quantized_model_loads_a_plain_checkpoint_and_its_own(model, bits):
     expected, plain = model(TOKENS), copy.deepcopy(model.state_dict())
     report = replace_linear(model, bits, group=16)
     assert {type(layer) for block in model.blocks for layer in block.children()} == {QuantizedLinear}
     assert model.blocks[0].shared is model.blocks[2].shared
     assert [(layer.names, layer.kind) for layer in report.skipped] == [(("head",), "Linear")]
     assert "embedding.weight too" in report.skipped[0].reason
-    quantised, packed = model(TOKENS), copy.deepcopy(model.state_dict())
+    quantized, packed = model(TOKENS), copy.deepcopy(model.state_dict())
     size = float(expected.detach().abs().max())
-    assert 0 < float((quantised - expected).detach().abs().max()) <= size * {8: 0.02, 4: 0.3}[bits]
+    assert 0 < float((quantized - expected).detach().abs().max()) <= size * {8: 0.02, 4: 0.3}[bits]
     for state in (packed, plain):
         other = Model()
         replace_linear(other, bits, group=16)
         assert str(other.load_state_dict(state)) == "<All keys matched successfully>"
-        assert torch.equal(other(TOKENS), quantised)
+        assert torch.equal(other(TOKENS), quantized)
 
 
-def test_layers_that_share_a_weight_share_the_quantised_one():
+def test_layers_that_share_a_weight_share_the_quantized_one():
     model = nn.ModuleList([nn.Linear(32, 8), nn.Linear(32, 8)])
     model[1].weight = model[0].weight
     replace_linear(model, 8, group=16)
@@ -99,7 +99,7 @@ def test_layers_that_share_a_weight_share_the_quantised_one():
     assert model[0].bias is not model[1].bias
 
 
-def test_replacing_again_quantises_and_says_what_is_so_already(model):
+def test_replacing_again_quantizes_and_says_what_is_so_already(model):
     replace_linear(model)
     model.blocks[0].up.activation = "relu"
     again = replace_linear(model)
@@ -200,7 +200,7 @@ def test_the_report_is_short_and_cannot_be_changed(model):
         "blocks.*.up x 3 replaced: 64 x 32, float32",
         "blocks.*.down x 3 replaced: 32 x 64, float32",
         "blocks.*.shared replaced: 32 x 32, float32",
-        "head not replaced: its weight is embedding.weight too, and quantised it would be a second copy",
+        "head not replaced: its weight is embedding.weight too, and quantized it would be a second copy",
     ]
     with pytest.raises(dataclasses.FrozenInstanceError):
         report.bits = 4

@@ -138,7 +138,7 @@ def faults(
     files: Annotated[list[Path], Argument(metavar="FILES", help=".cu files.", show_default=False)],
     github: Annotated[bool, Option("--github", help="Mark the lines in a pull request.")] = False,
 ) -> Callable[[], int]:
-    """Check .cu files for faults without a GPU: races, bounds, barriers, uninitialised reads, errors of the compiler.
+    """Check .cu files for faults without a GPU: races, bounds, barriers, uninitialized reads, errors of the compiler.
 
     A comment `// gemmery: --grid 4 --block 256 --arg f32[1024]=random --arg n=1024` says how a kernel is launched, with
     options of `gemmery emulate`. Without one a file with main() runs as a program, and of another one each kernel is
@@ -146,7 +146,10 @@ def faults(
     """
     for file in files:
         if not file.is_file():
-            raise ArgumentError(f"{file}: there is no such file; give paths of .cu files")
+            reason = "it is a folder" if file.is_dir() else "there is no such file"
+            raise ArgumentError(f"{file}: {reason}; give paths of .cu files")
+        if file.suffix not in (".cu", ".cuh"):
+            raise ArgumentError(f"{file}: faults are looked for in .cu and .cuh files; leave it out")
     return partial(_faults, files, github)
 
 

@@ -283,7 +283,7 @@ class Pace(Observer):
 
     @staticmethod
     def _asks(clocks: NDArray[np.float64]) -> Asked:
-        """The clocks of units that a warp asks for; of a quarter's own, its warps alone."""
+        """The clocks of units that a warp asks for; of a quadrant's own, its warps alone."""
         return tuple((unit, float(each)) for unit, each in enumerate(clocks) if each)
 
     def barrier(self, machine: Machine, index: int, barrier: int, mask: Mask) -> None:

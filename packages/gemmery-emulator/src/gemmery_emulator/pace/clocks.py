@@ -1,6 +1,6 @@
 """A clock for each warp: where it runs, what it waits for, and when what it waits for is there.
 
-Each unit of a multiprocessor serves what warps ask of it in the order of their clocks; pipes are those of a quarter,
+Each unit of a multiprocessor serves what warps ask of it in the order of their clocks; pipes are those of a quadrant,
 memory that of all. A warp goes on when its instructions have been issued; at a wait, when what it waits for is there:
 registers, its own copies or products, all warps of a barrier, or the arrivals and bytes of a phase of an mbarrier.
 """
@@ -25,7 +25,7 @@ class Runs:
     part: Part
     units: Asked  # of its instructions
     asks: Asked
-    tensor: float  # clocks of the tensor cores of a quarter, of products that go on while the warp does
+    tensor: float  # clocks of the tensor cores of a quadrant, of products that go on while the warp does
     copies: bool  # whether it starts cp.async
     commits: tuple[str, ...]  # what it commits, of "wgmma", "bulk" and "copy"
     turns: bool  # whether it begins a new turn of a loop

@@ -1,4 +1,4 @@
-"""Quantised matrices in files: gemmery's own, and those of AWQ, GPTQ, HQQ, compressed-tensors and MXFP4 checkpoints.
+"""Quantized matrices in files: gemmery's own, and those of AWQ, GPTQ, HQQ, compressed-tensors and MXFP4 checkpoints.
 
 Files are read and written by the library safetensors, which is imported when it is needed.
 """
@@ -28,12 +28,12 @@ def _safetensors(what: str = "") -> Any:
         return import_module(f"safetensors{what}")
     except ModuleNotFoundError as error:
         raise InstallError(
-            "files of quantised matrices need the library safetensors: pip install safetensors", name=error.name
+            "files of quantized matrices need the library safetensors: pip install safetensors", name=error.name
         ) from error
 
 
 def save_quantized(path: Any, matrices: Mapping[str, QuantizedMatrix], others: Tensors | None = None) -> None:
-    """Write quantised matrices to a safetensors file, each under its name.
+    """Write quantized matrices to a safetensors file, each under its name.
 
     >>> import numpy as np, gemmery as gm
     >>> gm.save_quantized("layer.safetensors", {"up": gm.quantize(np.eye(4), "int8")})  # doctest: +SKIP
@@ -62,18 +62,18 @@ def save_quantized(path: Any, matrices: Mapping[str, QuantizedMatrix], others: T
 
 
 def load_quantized(path: Any, library: Literal["numpy", "torch"] = "numpy") -> dict[str, QuantizedMatrix]:
-    """Return the quantised matrices of a file of `save_quantized`, by their names, with the same bits.
+    """Return the quantized matrices of a file of `save_quantized`, by their names, with the same bits.
 
     Arrays are those of `library`, in the memory of the CPU: `matrix.to("cuda")` copies a matrix of PyTorch's to a GPU.
     With NumPy, factors of bfloat16 need ml_dtypes to be imported.
 
-    Raises LayoutError for a file without quantised matrices or of another version, and InstallError without
+    Raises LayoutError for a file without quantized matrices or of another version, and InstallError without
     safetensors.
     """
     with _safetensors().safe_open(str(path), _framework(library)) as file:
         text = (file.metadata() or {}).get(_KEY)
         if text is None:
-            raise LayoutError(f"{path} has no quantised matrices of gemmery: gm.save_quantized writes such files")
+            raise LayoutError(f"{path} has no quantized matrices of gemmery: gm.save_quantized writes such files")
         header = json.loads(text)
         check_version(header.get("version"), str(path))
         names = set(file.keys())
@@ -96,7 +96,7 @@ def _framework(library: str) -> str:
 
 
 def from_checkpoint(kind: CheckpointName, tensors: Tensors, config: Mapping[str, Any] | None = None) -> QuantizedMatrix:
-    """Return the weight of a layer from the tensors that a quantised checkpoint has for it.
+    """Return the weight of a layer from the tensors that a quantized checkpoint has for it.
 
     >>> import numpy as np, gemmery as gm
     >>> blocks, scales = np.full((8, 2, 16), 0x22, np.uint8), np.full((8, 2), 127, np.uint8)
@@ -125,7 +125,9 @@ def from_checkpoint(kind: CheckpointName, tensors: Tensors, config: Mapping[str,
     read, names = READERS[kind]
     missing = [name for name in names if name not in tensors]
     if missing:
-        raise ArgumentError(f"a layer of {kind} without {', '.join(missing)}: it has {', '.join(tensors)}; pass all")
+        raise ArgumentError(
+            f"a layer of {kind} without {', '.join(missing)}: it has {', '.join(tensors) or 'no tensors'}; pass all"
+        )
     return read(tensors, config or {})
 
 
@@ -201,7 +203,7 @@ def _hqq(tensors: Tensors, config: Mapping[str, Any]) -> QuantizedMatrix:
     """HQQ: groups follow each other, those of the first half in the high half of a byte; zero points have fractions."""
     w, scale, zero = (tensors[name] for name in ("W_q", "scale", "zero"))
     if config.get("axis", 1) != 1:
-        raise ArgumentError(f"axis={config['axis']!r}: groups lie along n; quantise with axis=1, along k")
+        raise ArgumentError(f"axis={config['axis']!r}: groups lie along n; quantize with axis=1, along k")
     if "shape" not in config:
         raise ArgumentError("HQQ's shape is missing: pass config={'shape': (n, k), 'nbits': 4}")
     (n, k), bits = config["shape"], int(config.get("nbits", 4))
@@ -223,7 +225,7 @@ def _compressed(tensors: Tensors, config: Mapping[str, Any]) -> QuantizedMatrix:
     _only_bits({"num_bits": bits}, "num_bits", (4, 8))
     order = tensors.get("weight_g_idx")
     if order is not None and any(int(x) != i * scales.shape[1] // k for i, x in enumerate(order)):
-        raise ArgumentError("weight_g_idx gives neighbouring elements of k to different groups: quantise without it")
+        raise ArgumentError("weight_g_idx gives neighbouring elements of k to different groups: quantize without it")
     zeros = tensors.get("weight_zero_point")
     if zeros is not None and name_of(zeros) == "int32":
         zeros = _turned(_columns(_turned(zeros), bits)[:, :n])

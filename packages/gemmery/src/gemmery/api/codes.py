@@ -17,7 +17,7 @@ from gemmery.tuples import NamedTuple
 
 
 class CodeFormat(NamedTuple):
-    """How the elements of a quantised matrix are stored."""
+    """How the elements of a quantized matrix are stored."""
 
     bits: int
     top: float  # the largest magnitude of a code
@@ -33,7 +33,7 @@ FORMATS = {
     "nvfp4": CodeFormat(4, 6, 16),
 }
 _E4M3_TOP = 448
-_MOST_AT_ONCE = 1 << 24  # elements that are quantised at a time: several float32 arrays of as many are needed
+_MOST_AT_ONCE = 1 << 24  # elements that are quantized at a time: several float32 arrays of as many are needed
 
 
 def library_of(array: Any) -> Any:
@@ -168,7 +168,7 @@ def _levels(groups: Any, steps: Any, top: float, least: float) -> Any:
 
 
 class Parts(NamedTuple):
-    """The arrays of a quantised matrix."""
+    """The arrays of a quantized matrix."""
 
     packed: Any
     scales: Any

@@ -63,7 +63,7 @@ def read(name: str, value: Any, shapes: Shapes, element: str) -> OperandReading:
     if view.device != "cpu":
         raise ArgumentError(f"operand {name!r} is on {view.device}, and the product on the CPU: move one to the other")
     if dtypes.get(view.dtype).kind == "c":
-        raise DTypeError(f"operand {name!r} is {view.dtype}: an epilogue computes real numbers")
+        raise DTypeError(f"operand {name!r} is {view.dtype}: an epilogue computes real numbers; pass its real part")
     if view.dtype == "bool":
         view = view._replace(dtype="int8")
     shape, (m, n) = view.shape, (shapes.m, shapes.n)

@@ -39,6 +39,12 @@ from gemmery.keywords import Options
 from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
 
+_EXCLUDED = {
+    "bias": "write the bias in the epilogue's function",
+    "activation": "write the activation in the epilogue's function",
+    "semiring": "apply the function to the result",
+}
+
 
 def bound(option: Any, operands: Any) -> tuple[Epilogue, Mapping[str, Any]]:
     """Return the epilogue and the operands that a caller passed as `epilogue=` and `operands=`."""
@@ -50,7 +56,7 @@ def bound(option: Any, operands: Any) -> tuple[Epilogue, Mapping[str, Any]]:
         function, own = option if isinstance(option, Epilogue) else Epilogue(option), {}
     else:
         raise ArgumentError(
-            f"epilogue={brief(option)} must be a function of the product's element, or gm.epilogue of it"
+            f"epilogue={brief(option)} must be a function of the product's element, such as gm.gelu or a lambda"
         )
     if operands is not None and not isinstance(operands, Mapping):
         raise ArgumentError(f"operands={brief(operands)} must be a dict of arrays and numbers by names of parameters")
@@ -74,11 +80,9 @@ def product(a: Any, b: Any, out: Any, options: Options, multiply: Callable[..., 
         raise ArgumentError(f"b is a tuple of {len(weights)}: with an epilogue it may have one or two matrices")
     if any(isinstance(weight, Packed) or type(weight) in array_libraries.QUANTIZED for weight in weights):
         raise ArgumentError("epilogue= takes plain matrices: pass b before it was packed, or b.dequantize()")
-    for name in ("bias", "activation"):
+    for name, way_out in _EXCLUDED.items():
         if getattr(options, name) is not None:
-            raise ArgumentError(
-                f"{name}= and epilogue= exclude each other: write the {name} in the epilogue's function"
-            )
+            raise ArgumentError(f"{name}= and epilogue= exclude each other: {way_out}")
     function, operands = bound(options.epilogue, options.operands)
     plain = out is options.threads is options.dtype is None and not options.batch_invariant
     key = epilogue_recipes.key_of(operands, a, weights) if plain else None
@@ -328,7 +332,7 @@ def _outs(out: Any, count: int) -> tuple[Any, ...]:
     outs = out if isinstance(out, tuple) else (out,) * (1 if out is not None else count)
     if len(outs) != count:
         raise ArgumentError(
-            f"out is {len(outs)} arrays, and the epilogue returns {count} results: pass a tuple of {count}"
+            f"out has {len(outs)} of the {count} results that the epilogue returns: pass a tuple of {count} arrays"
         )
     return outs
 

@@ -111,7 +111,7 @@ def grouped_matmul(
     what all products share. They are written one after the other, so an element of `out` must not overlap what a later
     product reads.
 
-    `b` may be a `QuantizedMatrix` of shape (groups, k, n), or a list of quantised matrices without `offsets`. On a
+    `b` may be a `QuantizedMatrix` of shape (groups, k, n), or a list of quantized matrices without `offsets`. On a
     device of compute capability 9.0 one launch reads the codes of those that have rows, where `a` and factors have one
     type of 16 bits. Blocks may share the sums of a tile there, so that the last bits of a row depend on where groups
     end, unless `batch_invariant`. Elsewhere weights are expanded by a launch, then all groups multiplied by another; on
@@ -176,7 +176,7 @@ def _stacked(a: Any, b: Any, offsets: Any, out: Any, terms: Options) -> Any:
 
 
 def _viewed(b: Any, dtype: str) -> View:
-    """Return the memory of b; of quantised matrices a view of what they stand for, in the type of a."""
+    """Return the memory of b; of quantized matrices a view of what they stand for, in the type of a."""
     return View(0, b.shape, (0,) * len(b.shape), dtype) if type(b) in _QUANTIZED else view(b)
 
 

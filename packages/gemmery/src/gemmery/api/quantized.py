@@ -114,7 +114,7 @@ class QuantizedMatrix:
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         """Raise LayoutError: only a product reads it."""
-        raise LayoutError("a quantised matrix is no array: pass it to gm.matmul as b, or call its dequantize()")
+        raise LayoutError("a quantized matrix is no array: pass it to gm.matmul as b, or call its dequantize()")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (VERSION, self.format, *self.parts)
@@ -125,7 +125,7 @@ class QuantizedMatrix:
     def __getitem__(self, group: Any) -> "QuantizedMatrix":
         """Return a matrix of several, or several, without a copy."""
         if len(self.shape) < 3:
-            raise ShapeError(f"a quantised matrix of shape {self.shape} has no groups: only a stack of them is indexed")
+            raise ShapeError(f"a quantized matrix of shape {self.shape} has no groups: only a stack of them is indexed")
         return QuantizedMatrix(self.format, *(None if z is None else z[group] for z in self.parts))
 
     @staticmethod
@@ -136,14 +136,19 @@ class QuantizedMatrix:
         >>> gm.QuantizedMatrix.stack([gm.quantize(np.eye(4), "int8")] * 3).shape
         (3, 4, 4)
 
-        Raises ShapeError for matrices that differ in shape, format or zero points.
+        Raises ShapeError for matrices that differ in shape, format or zero points, and ArgumentError for an empty
+        list or what is no QuantizedMatrix.
         """
+        strange = [z for z in matrices if type(z) is not QuantizedMatrix]
+        if strange or not matrices:
+            what = f"{brief(strange[0])} is no quantized matrix" if strange else "there are no matrices"
+            raise ArgumentError(f"stack: {what}; pass a list of what gm.quantize returns")
         first = matrices[0]
         if any((z.format, z.shape, z.group) != (first.format, first.shape, first.group) for z in matrices):
-            raise ShapeError("matrices of a stack have one shape, format and group: quantise them alike")
+            raise ShapeError("matrices of a stack have one shape, format and group: quantize them alike")
         xp, columns = library_of(first.packed), list(zip(*(z.parts for z in matrices), strict=True))
         if any(len({z is None for z in column}) > 1 for column in columns):
-            raise ShapeError("some matrices of the stack have zero points and some have none: quantise them alike")
+            raise ShapeError("some matrices of the stack have zero points and some have none: quantize them alike")
         return QuantizedMatrix(first.format, *(None if z[0] is None else xp.stack(list(z)) for z in columns))
 
     def to(self, device: Any) -> "QuantizedMatrix":
@@ -152,7 +157,7 @@ class QuantizedMatrix:
         Raises ArgumentError for arrays of another library.
         """
         if not hasattr(self.packed, "to"):
-            raise ArgumentError("arrays of NumPy and CuPy have no other device: quantise a tensor of PyTorch")
+            raise ArgumentError("arrays of NumPy and CuPy have no other device: quantize a tensor of PyTorch")
         return QuantizedMatrix(self.format, *(None if z is None else z.to(device) for z in self.parts))
 
     def dequantize(self, dtype: DTypeLike | None = None) -> Any:
@@ -194,8 +199,8 @@ def check_version(version: Any, what: str) -> None:
     """Raise LayoutError unless this gemmery reads this version."""
     if version != VERSION:
         raise LayoutError(
-            f"{what} has quantised matrices of version {brief(version)}, and this gemmery reads version {VERSION}: "
-            "quantise the weights again, or use the gemmery that wrote it"
+            f"{what} has quantized matrices of version {brief(version)}, and this gemmery reads version {VERSION}: "
+            "quantize the weights again, or use the gemmery that wrote it"
         )
 
 
@@ -238,7 +243,7 @@ def quantize(
     y = viewed("w", w)
     own = checked_dtype(y.dtype, "w")
     if len(y.shape) < 2:
-        raise ShapeError(f"w has shape {y.shape}; what is quantised is (k, n), or (groups, k, n): pass a matrix")
+        raise ShapeError(f"w has shape {y.shape}; what is quantized is (k, n), or (groups, k, n): pass a matrix")
     k = y.shape[-2]
     group = checked_group(format, group, k)
     if zero_points and format != "int4":

@@ -1,4 +1,4 @@
-"""Products by quantised matrices: on the CPU by panels of levels, on a device by packed weights or expanded ones."""
+"""Products by quantized matrices: on the CPU by panels of levels, on a device by packed weights or expanded ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, view
 from gemmery.cpu import packed_levels
 from gemmery.cpu import threads as cpu_threads
-from gemmery.errors import ArgumentError, DTypeError, ShapeError
+from gemmery.errors import ArgumentError, DTypeError, ShapeError, brief
 from gemmery.keywords import Options
 from gemmery.ladder.gemv import MOST_ROWS
 
@@ -39,11 +39,13 @@ _FEW = 64  # rows on the CPU; with more, a product of the whole weight takes lon
 
 
 def product(x: Any, matrix: QuantizedMatrix, out: Any, options: Options, multiply: Multiply) -> Any:
-    """Return x times a quantised matrix, with the options of `gm.matmul`, by which expanded ones are multiplied."""
+    """Return x times a quantized matrix, with the options of `gm.matmul`, by which expanded ones are multiplied."""
     if len(matrix.shape) != 2:
         raise ShapeError(f"b has shape {matrix.shape}: take a matrix of it, b[i], or call gm.grouped_matmul")
     if options.scale_b is not None:
-        raise ArgumentError("scale_b: a quantised matrix has its own factors; leave it out")
+        raise ArgumentError("scale_b: a quantized matrix has its own factors; leave it out")
+    if options.semiring is not None:
+        raise ArgumentError(f"semiring={brief(options.semiring)} takes plain matrices: pass b.dequantize()")
     kind = str(getattr(x, "dtype", "")).removeprefix("torch.")
     if kind in ("int8", "float8_e4m3fn"):
         done = _by_levels(x, matrix, options) if out is None else None
@@ -278,7 +280,7 @@ def device_weight(matrix: QuantizedMatrix, dtype: str, x: View) -> Any:
 
 
 def treatment(v: View, matrix: QuantizedMatrix) -> str:
-    """Return what a product of an a like this does with a quantised matrix, in words."""
+    """Return what a product of an a like this does with a quantized matrix, in words."""
     stored, wide = f"{matrix.format} in groups of {matrix.group}, {matrix.nbytes:,} bytes", dtypes.get(v.dtype).numpy
     few = math.prod(v.shape[:-1]) <= _FEW and panels_for(matrix, v.dtype) is not None
     if v.device != "cpu":

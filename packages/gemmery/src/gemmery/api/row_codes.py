@@ -31,7 +31,7 @@ def quantize_rows(x: Any, format: Literal["float8_e4m3", "int8"] | None = None) 
 
     `x` is (..., k), an array of NumPy, PyTorch or CuPy of float64, float32, float16 or bfloat16. Codes have its shape
     and the library's int8 or float8_e4m3fn (with NumPy of ml_dtypes, which must have been imported); factors have the
-    shape (..., 1). `gm.matmul(codes, qw, scale_a=factors)` multiplies them by a quantised matrix.
+    shape (..., 1). `gm.matmul(codes, qw, scale_a=factors)` multiplies them by a quantized matrix.
 
     Without `x`, `quantize_rows("int8")` is an epilogue: `gm.matmul(a, b, epilogue=gm.quantize_rows("int8"))` returns
     the codes and factors of the product, whose sums are not rounded before.
@@ -47,7 +47,7 @@ def quantize_rows(x: Any, format: Literal["float8_e4m3", "int8"] | None = None) 
     bare = format is None and isinstance(x, str)
     format = x if bare else format  # noqa: A001 # as users say
     if format not in CODES:
-        raise unknown(f"format={brief(format)}: rows become codes of other formats", str(format), CODES)
+        raise unknown(f"format={brief(format)}: rows are not quantized to it", str(format), CODES)
     name, top = CODES[format]
     if bare:
         return trace.quantize_rows(format, top)

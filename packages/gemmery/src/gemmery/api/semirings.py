@@ -52,10 +52,10 @@ def check(options: Options, common: str) -> str:
     long, kind = dtypes.get(common).numpy, dtypes.get(common).kind
     if name == "or_and":
         if kind != "b" or options.dtype is not None:
-            raise DTypeError(f"semiring='or_and' is of bools, not {options.dtype or long}: pass a != 0 and b != 0")
+            raise DTypeError(f"semiring='or_and' takes bools, not {options.dtype or long}: pass a != 0 and b != 0")
         return ""
     if kind != "f" or common in dtypes.FLOAT8:
-        raise DTypeError(f"semiring={name!r} is of float64, float32, float16 and bfloat16, not {long}: convert first")
+        raise DTypeError(f"semiring={name!r} takes float64, float32, float16 and bfloat16, not {long}: convert first")
     return name
 
 

@@ -63,7 +63,7 @@ def update_edge(
 
 
 def rounds_whole(product: Product) -> bool:
-    """Return True if `update_rounded` finishes whole tiles."""
+    """Return whether `update_rounded` may finish whole tiles: sums apart from C, no graph and no semiring."""
     return product.sums_apart and not product.graph and product.step not in SEMIRINGS
 
 

@@ -130,7 +130,7 @@ def pipes_of(name: str) -> tuple[Device, Pipes]:
     listed = ", ".join(predictable())
     try:
         device = card(name)
-    except DeviceError:
+    except (DeviceError, AttributeError):  # a name that is no text has no lower()
         raise DeviceError(f"card {name!r} is not known: times are predicted for {listed}; name one of them") from None
     if device.capability not in PIPES:
         raise DeviceError(

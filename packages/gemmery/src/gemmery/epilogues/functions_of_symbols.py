@@ -123,14 +123,15 @@ def _operators() -> None:
         setattr(EpilogueSymbol, f"__{name}__", lambda x, y, op=op: _node(op, x, y))
     for name, op in (("neg", "negative"), ("abs", "absolute"), ("invert", "not")):
         setattr(EpilogueSymbol, f"__{name}__", lambda x, op=op: _node(op, x))
-    for name in _REFUSED_OPERATORS:
-        setattr(EpilogueSymbol, f"__{name}__", lambda x, y, name=name: _refuse(f"the operator of __{name}__", _WAY))
+    for name, sign in _REFUSED_OPERATORS.items():
+        setattr(EpilogueSymbol, f"__{name}__", lambda x, y, sign=sign: _refuse(f"the operator {sign}", _WAY))
 
 
-_REFUSED_OPERATORS = (
-    "rpow", "mod", "rmod", "floordiv", "rfloordiv", "matmul", "rmatmul", "xor", "rxor", "lshift", "rshift",
-)  # fmt: skip
-_WAY = "an epilogue has + - * /, comparisons, & | ~, squares, NumPy's ufuncs of the same and gm's functions"
+_REFUSED_OPERATORS = {
+    "rpow": "**", "mod": "%", "rmod": "%", "floordiv": "//", "rfloordiv": "//", "matmul": "@", "rmatmul": "@",
+    "xor": "^", "rxor": "^", "lshift": "<<", "rshift": ">>",
+}  # fmt: skip
+_WAY = "write it with + - * /, comparisons, & | ~, small powers, np.exp, np.log, np.tanh and gm's functions"
 _operators()
 
 

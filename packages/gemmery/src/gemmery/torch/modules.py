@@ -94,13 +94,13 @@ class QuantizedLinear(nn.Module):
     """A layer y = activation(x Wᵀ + bias) whose weight has 8 or 4 bits an element, in groups of columns.
 
     >>> layer = QuantizedLinear(256, 8, bits=4)
-    >>> layer.load_state_dict(nn.Linear(256, 8).state_dict())  # a plain checkpoint: the weight is quantised here
+    >>> layer.load_state_dict(nn.Linear(256, 8).state_dict())  # a plain checkpoint: the weight is quantized here
     <All keys matched successfully>
     >>> layer.packed.shape, layer.scales.shape
     (torch.Size([8, 128]), torch.Size([8, 2]))
 
     The weight is stored as `packed` and `scales` (`gemmery.torch.quantization` tells their format), which a state dict
-    saves and loads; a state dict with a `weight` is quantised as it is loaded. `weight` computes it anew from these, in
+    saves and loads; a state dict with a `weight` is quantized as it is loaded. `weight` computes it anew from these, in
     the type of `scales`. `.to(dtype)` converts `scales` and `bias`. A new layer has a weight of zeros.
 
     The layer is for inference: the input and the bias have gradients, the weight has none. `pack` makes it faster on
@@ -158,7 +158,7 @@ class QuantizedLinear(nn.Module):
         activation: Activation | None = None,
         precision: Precision | None = None,
     ) -> QuantizedLinear:
-        """Return the layer of a quantised matrix (in_features, out_features) of PyTorch's tensors, of every format.
+        """Return the layer of a quantized matrix (in_features, out_features) of PyTorch's tensors, of every format.
 
         >>> import gemmery as gm
         >>> QuantizedLinear.of(gm.quantize(torch.eye(64), "mxfp4"))
@@ -254,7 +254,7 @@ class QuantizedLinear(nn.Module):
         return f"{sizes}, bits={self.bits}, group={self.group}{kind}{_options(self)}"
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        """Quantise the weight of a plain checkpoint before nn.Module looks for the packed one."""
+        """Quantize the weight of a plain checkpoint before nn.Module looks for the packed one."""
         packed, scales, plain = f"{prefix}packed", f"{prefix}scales", f"{prefix}weight"
         if plain in state_dict and packed not in state_dict:
             weight = state_dict.pop(plain)  # of nn.Module's own copy
@@ -284,7 +284,7 @@ class QuantizedLinear(nn.Module):
         if name == "weight":
             raise ArgumentError(
                 "the weight of a QuantizedLinear is computed from packed and scales, and cannot be set or tied: call "
-                "load_state_dict({'weight': w}, strict=False) to quantise another"
+                "load_state_dict({'weight': w}, strict=False) to quantize another"
             )
         super().__setattr__(name, value)
 
@@ -297,7 +297,7 @@ def plain_state_dict(model: nn.Module) -> dict[str, Tensor]:
     <All keys matched successfully>
 
     `weight` has the type of `scales` and takes the place of `packed` and `scales`; all else is as in
-    `model.state_dict()`. The weights hold what quantising left of the original ones.
+    `model.state_dict()`. The weights hold what quantizing left of the original ones.
 
     Raises ArgumentError for a model that is not a module.
     """

@@ -58,7 +58,7 @@ def check_factors(dtype: Any) -> None:
     """Raise DTypeError unless factors can have this element type."""
     if dtype not in DTYPES:
         raise DTypeError(
-            f"dtype={brief(dtype)}: weights that are quantised, and their factors, are {', '.join(map(str, DTYPES))}; "
+            f"dtype={brief(dtype)}: weights that are quantized, and their factors, are {', '.join(map(str, DTYPES))}; "
             "pass one of them"
         )
 
@@ -67,24 +67,24 @@ def check_input(dtype: torch.dtype) -> None:
     """Raise DTypeError unless weights can be computed in the element type of an input."""
     if not (dtype.is_floating_point or dtype.is_complex) or dtype.itemsize == 1:
         raise DTypeError(
-            f"input is {dtype}, and a quantised weight is computed in the input's type, which must have fractions and "
+            f"input is {dtype}, and a quantized weight is computed in the input's type, which must have fractions and "
             "at least 16 bits: convert the input, for example with input.float()"
         )
 
 
 def _check_weight(weight: Any) -> None:
-    """Raise ArgumentError, ShapeError, LayoutError or DTypeError unless a weight can be quantised."""
+    """Raise ArgumentError, ShapeError, LayoutError or DTypeError unless a weight can be quantized."""
     if not isinstance(weight, Tensor):
         raise ArgumentError(f"weight is {brief(weight)}, and no tensor: pass torch.as_tensor(weight)")
     if weight.ndim != 2:
         raise ShapeError(
-            f"weight has shape {tuple(weight.shape)}; what is quantised is (out_features, in_features): pass one matrix"
+            f"weight has shape {tuple(weight.shape)}; what is quantized is (out_features, in_features): pass one matrix"
         )
     if weight.layout is not torch.strided:
         raise LayoutError(f"a weight of layout {weight.layout} is not dense: pass weight.to_dense()")
     if weight.dtype not in DTYPES:
         raise DTypeError(
-            f"weight is {weight.dtype}, and {', '.join(map(str, DTYPES))} are quantised: convert it to one of them"
+            f"weight is {weight.dtype}, and {', '.join(map(str, DTYPES))} are quantized: convert it to one of them"
         )
 
 

@@ -103,7 +103,7 @@ def replace_linear(
       0  replaced: 128 x 256, float32
       2  replaced: 10 x 128, float32
 
-    `bits=None` leaves the parameters as they are, in a `Linear`. `bits=8` and `bits=4` quantise each weight, `group`
+    `bits=None` leaves the parameters as they are, in a `Linear`. `bits=8` and `bits=4` quantize each weight, `group`
     columns with one factor, in a `QuantizedLinear`, which is for inference. `precision` says how a GPU may multiply
     float32: "tf32", "f32_tensor", "f32_strict" or "f32_plus", as in `gemmery.matmul`.
 
@@ -198,7 +198,7 @@ def _reason_of_weight(layer: nn.Linear, bits: int | None, group: int, others: di
     if bits is None:
         return ""
     if id(weight) in others:
-        return f"its weight is {others[id(weight)]} too, and quantised it would be a second copy"
+        return f"its weight is {others[id(weight)]} too, and quantized it would be a second copy"
     if weight.shape[1] % group:
         return f"group={group} does not divide its {weight.shape[1]} columns"
     return ""

@@ -264,14 +264,18 @@ class SampledLaunch:
         at_once = min(shape.resident * device.sms, shape.blocks)
 
         def new(loaded: float) -> float:
-            """The share of new bytes: what blocks at once load is new, and later blocks find it in L2."""
+            """The share of new bytes: what blocks at once load is new, and later blocks find in L2 what it still has."""
             if not loaded or shape.bytes == float("inf"):
                 return 1.0
-            return min(1.0, shape.bytes / (shape.blocks / at_once * min(shape.bytes, loaded * at_once)))
+            first = min(1.0, shape.bytes / (shape.blocks / at_once * min(shape.bytes, loaded * at_once)))
+            return first + (1 - first) * max(0.0, 1 - device.l2 / shape.bytes)
+
+        limits = device.limits
+        tight = self.registers * limits.warps_sm * WARP <= limits.registers_sm
 
         pace = Pace(
             self.program.merges, shape.clocks(device, pipes), pipes.latencies.by_kind, cache,
-            rounds=rounds, spans=spans, new=new,
+            rounds=rounds, spans=spans, new=new, tight=tight,
         )  # fmt: skip
         numbers = _numbers(self.launch, shape, device.sms)
         with np.errstate(all="ignore"):

@@ -264,7 +264,7 @@ class SampledLaunch:
         at_once = min(shape.resident * device.sms, shape.blocks)
 
         def new(loaded: float) -> float:
-            """The share of new bytes: what blocks at once load is new, and later blocks find in L2 what it still has."""
+            """The share of new bytes: of what later blocks load L2 still has a part."""
             if not loaded or shape.bytes == float("inf"):
                 return 1.0
             first = min(1.0, shape.bytes / (shape.blocks / at_once * min(shape.bytes, loaded * at_once)))

@@ -29,8 +29,8 @@ from gemmery_emulator.run import EmulatedRun
 FEW_WARPS = 12  # of a multiprocessor; below it instructions of a warp that depend on each other are not hidden
 TENSOR = ("tensor", "tensor_tf32", "tensor_8")  # kinds of instructions of tensor cores
 ROUNDS = 2  # of blocks that are followed; the later ones take as long as the last of them
-# Of what later blocks load again and L2 has no room for, the share that misses: simt_naive on an H200 misses L2 with 26 %
-# of its sectors at n = 4096 in f32 and 16 % at 2048 in f64, and blocks side by side ask for the same.
+# Of what later blocks load again and L2 has no room for, the share that misses. simt_naive on an H200 misses L2 with
+# 26 % of its sectors at n = 4096 in f32 and 16 % at 2048 in f64: blocks side by side ask for the same.
 LOST = 0.4
 UNKNOWN = 64  # registers of a thread of a kernel that is PTX
 LEAST_L1 = 16 << 10  # bytes that shared memory leaves

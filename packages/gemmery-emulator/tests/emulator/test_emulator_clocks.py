@@ -11,7 +11,7 @@ from gemmery.cuda.pipes import pipes_of
 from gemmery.errors import DeviceError, EmulationError
 from gemmery_emulator.pace.clocks import Arrives, Awaits, Clocks, Copies, Rates, Runs
 from gemmery_emulator.pace.demand import WarpDemand
-from gemmery_emulator.pace.profile import TURN, part_of, parted
+from gemmery_emulator.pace.profile import TURN, held, part_of, parted
 
 LATENCIES = {"bulk": 100.0, "bulk_store": 40.0, "wgmma": 5.0, "begin": 7.0, "l2": 200.0, "fma": 4.0, "l1": 30.0}
 RATES = Rates(LATENCIES, frozenset({0}), 1, 1, 1.0, 1.0)  # unit 0 is a quarter's own, unit 1 that of bytes
@@ -24,8 +24,8 @@ def part(*demands):
 PLAIN = WarpDemand((), (), (), "none")
 
 
-def runs(clocks, demands=(PLAIN,), tensor=0.0, commits=(), turns=False):
-    return Runs(part(*demands), ((0, clocks),), (), tensor, False, commits, turns)
+def runs(clocks, demands=(PLAIN,), tensor=0.0, commits=(), follows=False):
+    return Runs(part(*demands), ((0, clocks),), (), tensor, False, commits, follows)
 
 
 def clocks(*events, each=0, rounds=1, apart=False):
@@ -78,7 +78,7 @@ def test_registers_are_waited_for_where_they_are_read():
     load = WarpDemand((), (), ("a",), "l1")
     use, other = WarpDemand((), ("a",), ("b",), "fma"), WarpDemand((), (), ("c",), "none")
     assert clocks([runs(1.0, [load]), runs(10.0, [other])]).rounds == (30.0,)  # until the result is there
-    simulated = clocks([runs(1.0, [load]), runs(10.0, [other]), runs(1.0, [use]), runs(1.0, [other], turns=True)])
+    simulated = clocks([runs(1.0, [load]), runs(10.0, [other]), runs(1.0, [use]), runs(1.0, [other], follows=True)])
     assert simulated.rounds == (34.0,)
     assert clocks([runs(1.0, [load, use])]).rounds == (34.0,)
 
@@ -103,8 +103,21 @@ def test_what_never_arrives_ends_all_the_same():
 def test_parts_end_where_a_warp_may_wait_and_after_a_turn():
     wait, plain = WarpDemand((), (), (), "none", 0, "copy_wait"), WarpDemand((), (), (), "none")
     numbered = list(enumerate([plain, wait, plain, plain, plain]))
-    assert [len(part) for part in parted(numbered, lambda _: 0.0)] == [1, 4]
-    assert [len(part) for part in parted(numbered, lambda _: TURN / 2)] == [1, 2, 2]
+    assert [len(part) for part, _ in parted(numbered, lambda _: 0.0)] == [1, 4]
+    assert [len(part) for part, _ in parted(numbered, lambda _: TURN / 2)] == [1, 2, 2]
+
+
+def test_loads_through_a_pointer_that_is_kept_twice_follow_the_use_before_them():
+    """Of a kernel with few registers: a second load waits for the sum before it, unless only one pointer is kept."""
+    load = [WarpDemand((), (at,), (value,), "global") for at, value in (("p", "x"), ("q", "y"))]
+    add = [WarpDemand((), ("s", value), ("s",), "fma") for value in ("x", "y")]
+    step = [WarpDemand((), ("p", "d"), (to,), "integer") for to in ("q", "end")]
+    twice = list(enumerate([load[0], add[0], step[0], load[1], add[1], step[1]]))
+    assert [(len(part), follows) for part, follows in parted(twice, lambda _: 0.0, True)] == [(3, False), (3, True)]
+    assert [(len(part), follows) for part, follows in parted(twice, lambda _: 0.0)] == [(6, False)]
+    assert [len(part) for part, _ in parted(twice[:5], lambda _: 0.0, True)] == [5]
+    assert held(twice) == {3}
+    assert held(list(enumerate([load[0], step[0], load[1], add[0], add[1], step[1]]))) == frozenset()
 
 
 COPY = "__global__ void f(float* x, const float* y) { x[blockIdx.x * 256 + threadIdx.x] = y[threadIdx.x]; }"

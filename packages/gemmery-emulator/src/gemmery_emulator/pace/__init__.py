@@ -93,18 +93,19 @@ class Pace(Observer):
 
     `clocks` are those of one of each of KINDS, `latencies` those of results in clocks, and `l1` is the size of the
     cache in bytes, in which the sector that was not used for the longest time is replaced. `new` says which share of
-    the bytes that a block loads comes from memory, of so many bytes; the others are in L2.
+    the bytes that a block loads comes from memory, of so many bytes; the others are in L2. `tight` says that the kernel
+    has so few registers that a multiprocessor is full of its threads.
     """
 
     def __init__(
         self, merges: Mapping[int, Merge], clocks: Mapping[str, float], latencies: Mapping[str, float], l1: int,
-        *, rounds: int = 1, spans: bool = False, new: Callable[[float], float] = lambda _: 1.0,
+        *, rounds: int = 1, spans: bool = False, new: Callable[[float], float] = lambda _: 1.0, tight: bool = False,
     ) -> None:  # fmt: skip
         self._merges = merges
         self._shares = shares(clocks)
         self._rates = Rates(latencies, _QUARTERED, _L2, _STORES, clocks["bulk"], clocks["stored"])
         self._capacity = l1 // banks.SECTOR
-        self._of_rounds, self._with_spans, self._new = rounds, spans, new
+        self._of_rounds, self._with_spans, self._new, self._tight = rounds, spans, new, tight
 
     def start(self, machine: Machine) -> None:
         demands = [demand_of(each) for each in machine.kernel.instructions]
@@ -252,13 +253,13 @@ class Pace(Observer):
                 return float(np.max(whole + dynamic.get(each[0], 0.0)))
 
             parts = list[Runs]()
-            for demands in parted(self._block(first, last), clocks):
+            for demands, follows in parted(self._block(first, last), clocks, self._tight):
                 asks = sum((dynamic[index] for index, _ in demands if index in dynamic), np.zeros(len(UNITS)))
                 part = self._parts.get((demands[0][0], demands[-1][0], missed))
                 if part is None:
                     part = self._plain(demands, dict(missed))
                     self._parts[demands[0][0], demands[-1][0], missed] = part
-                parts.append(replace(part, asks=self._asks(asks), turns=turns and not parts))
+                parts.append(replace(part, asks=self._asks(asks), follows=follows or (turns and not parts)))
             known = self._runs[key] = tuple(parts)
         return known
 

@@ -28,7 +28,7 @@ class Runs:
     tensor: float  # clocks of the tensor cores of a quadrant, of products that go on while the warp does
     copies: bool  # whether it starts cp.async
     commits: tuple[str, ...]  # what it commits, of "wgmma", "bulk" and "copy"
-    turns: bool  # whether it begins a new turn of a loop
+    follows: bool  # whether it begins after all instructions before, as in a new turn of a loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +236,7 @@ class Clocks:
 
     def _runs(self, warp: _Warp, event: Runs) -> None:
         part = event.part
-        if part.role[0] or event.turns:
+        if part.role[0] or event.follows:
             self._begin(warp, part)
         start, pending = warp.now, warp.pending
         served, delay = self._serve(warp, event, start)

@@ -1,7 +1,10 @@
 """What a warp does between two waits, worked out once: how long alone, and when its registers are there.
 
 Instructions begin as soon as their operands are there, because ptxas arranges them so, across forward branches too.
-They do not move to an earlier turn of a loop, and not across a barrier or a store.
+They do not move to an earlier turn of a loop, and not across a barrier or a store. Where a kernel has so few registers
+that a multiprocessor is full of its threads, some loads through pointers that move on do not move up either: in the
+machine code of simt_naive they stand beside the use of the values before them, while loads at fixed distances from a
+pointer (simt_packed) stand in batches of 12.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from gemmery_emulator.pace.demand import WarpDemand
 
 Numbered = tuple[int, WarpDemand]  # with the instruction's number
 TURN = 64.0  # clocks
+SUMS = ("fma", "f64", "multiply")  # latencies of sums and products
 SPLITS = ("wgmma_wait", "bulk_wait", "copy_wait")  # roles of instructions before which a part ends
 
 
@@ -62,21 +66,56 @@ class Part:
         return known
 
 
-def parted(demands: Sequence[Numbered], clocks: Callable[[Numbered], float]) -> Iterator[tuple[Numbered, ...]]:
+def parted(
+    demands: Sequence[Numbered], clocks: Callable[[Numbered], float], tight: bool = False
+) -> Iterator[tuple[tuple[Numbered, ...], bool]]:
     """Yield the instructions of a basic block in parts, which begin at what may wait.
 
-    Warps take turns from part to part. A part ends when its instructions ask for TURN `clocks`.
+    Warps take turns from part to part. A part ends when its instructions ask for TURN `clocks`. Of a kernel that is
+    `tight` in registers, a part also begins at a load that `held` names. Such a part comes with True: it begins after
+    all instructions before.
     """
     part: list[Numbered] = []
-    asked = 0.0
+    asked, follows = 0.0, False
+    stay = held(demands) if tight else frozenset()
     for each in demands:
-        if part and (each[1].role in SPLITS or asked >= TURN):
-            yield tuple(part)
-            part, asked = [], 0.0
+        index, demand = each
+        if part and (demand.role in SPLITS or asked >= TURN or index in stay):
+            yield tuple(part), follows
+            part, asked, follows = [], 0.0, index in stay
         part.append(each)
         asked += clocks(each)
     if part:
-        yield tuple(part)
+        yield tuple(part), follows
+
+
+def held(demands: Sequence[Numbered]) -> frozenset[int]:
+    """Return the loads of a basic block that stand after the use of the values loaded before them.
+
+    They are those through a pointer that moves on from load to load, and that is stepped once more as a whole, for what
+    remains after the loop: both take registers. Loads whose values are converted first stand a use further ahead, which
+    is as good as at the top, and are left out.
+    """
+    pointers: dict[str, int] = {}  # where the block has loaded, and how many addresses are computed from it
+    moved: set[str] = set()
+    loaded: set[str] = set()
+    stay: set[int] = set()
+    used = False
+    for index, demand in demands:
+        loads = demand.latency == "global"
+        if loads:
+            if used and not moved.isdisjoint(demand.reads):
+                stay.add(index)
+                used = False
+            for name in demand.reads:
+                pointers.setdefault(name, 0)
+            loaded.update(demand.writes)
+            continue
+        used = used or (demand.latency in SUMS and not loaded.isdisjoint(demand.reads))
+        for name in pointers.keys() & set(demand.reads):
+            pointers[name] += 1
+            moved.update(demand.writes)
+    return frozenset(stay) if max(pointers.values(), default=0) > 1 else frozenset()
 
 
 def part_of(

@@ -9,6 +9,7 @@ import pytest
 import gemmery as gm
 from gemmery import verify
 from gemmery.api import finished
+from gemmery.api.epilogue_terms import shapes_of, types_of
 from gemmery.api.options import viewed
 from gemmery.epilogues.random_epilogues import random_epilogue
 from gemmery.epilogues.trace import Epilogue
@@ -27,7 +28,7 @@ def checked(results, epilogue, a, weights, operands):
     """Assert that results are within the bound of the epilogue's graph."""
     results = results if isinstance(results, tuple) else (results,)
     x, ys = viewed("a", a), [viewed("b", weight) for weight in weights]
-    shapes, types = finished._shapes(x, ys), finished._types(x, ys, None)
+    shapes, types = shapes_of(x, ys), types_of(x, ys, None)
     call = finished._prepared(epilogue, len(weights), operands, shapes, *types)
     assert len(results) == len(call.graph.outputs)
     for result, output in zip(results, call.graph.outputs, strict=True):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gemmery import arrays, dtypes
-from gemmery.api.compute import writable
+from gemmery.api.epilogue_terms import Shapes, out_of, stored_as
 from gemmery.api.options import viewed
 from gemmery.arrange import Ints
 from gemmery.arrays import View
@@ -20,21 +20,6 @@ from gemmery.cpu.slots import WORDS
 from gemmery.epilogues.graph import GraphOperand, GraphOutput
 from gemmery.errors import ArgumentError, DTypeError, ShapeError
 from gemmery.tuples import NamedTuple
-
-
-class Shapes(NamedTuple):
-    """The shape of a product: a batch of m x n, where m or n is missing for a vector."""
-
-    batch: Ints
-    m: int
-    n: int
-    rows: bool = True  # False where A is a vector: results then have no dimension of m
-    columns: bool = True  # False where B is one
-
-    def of(self, kind: str) -> Ints:
-        """Return the shape of an output of a kind, as the caller sees it."""
-        columns = (1,) if kind == "column" else (self.n,) * self.columns
-        return (*self.batch, *(self.m,) * self.rows, *columns)
 
 
 class OperandReading(NamedTuple):
@@ -138,13 +123,10 @@ def steps(view: View, kind: str, shapes: Shapes) -> tuple[int, int] | None:
 
 def write(like: Any, output: GraphOutput, shapes: Shapes, out: Any, inputs: Sequence[View]) -> Writing:
     """Return where a kernel writes an output: a new array, `out`, or memory that is copied to `out` afterwards."""
-    shape, stored = shapes.of(output.kind), "int8" if dtypes.get(output.dtype).size == 1 else output.dtype
+    shape, stored = shapes.of(output.kind), stored_as(output.dtype)
     if out is None:
         return Writing(arrays.empty(like, shape, stored), output.dtype)
-    view = arrays.view(out)
-    if stored != output.dtype and view.dtype == output.dtype:
-        view = view._replace(dtype=stored)
-    writable(view, shape, stored)
+    view = out_of(out, output, shape)
     if view.dtype == stored and steps(view, output.kind, shapes) and not any(arrays.overlap(view, x) for x in inputs):
         return Writing(view, output.dtype, out)
     return Writing(arrays.scratch(shape, stored), output.dtype, out, view)

@@ -292,6 +292,9 @@ REFUSALS = [
     ({"epilogue": lambda c: c, "out": np.empty((3, 4))}, gm.ShapeError, "out has shape"),
     ({"epilogue": lambda c: c, "dtype": "int32"}, gm.DTypeError, "int32"),
     ({"epilogue": lambda c: c, "scale_a": 2.0}, gm.ArgumentError, "CUDA device only"),
+    ({"epilogue": lambda c: c, "precision": "tf32"}, gm.ArgumentError, "CUDA device only"),
+    ({"epilogue": lambda c: c, "semiring": "min_plus"}, gm.ArgumentError, "semiring= and epilogue= exclude each other"),
+    ({"operands": {"up": 1.0}}, gm.ArgumentError, "those of an epilogue="),
 ]
 
 
@@ -299,6 +302,16 @@ REFUSALS = [
 def test_wrong_arguments_are_refused(options, error, words):
     with pytest.raises(error, match=words):
         gm.matmul(np.ones((2, 3)), np.ones((3, 4)), **options)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"])
+def test_sums_of_integers_are_converted(dtype):
+    low, top = max(np.iinfo(dtype).min, -(2**20)), min(np.iinfo(dtype).max, 2**20)
+    a, b = np.random.default_rng(5).integers(low, top, (2, 7, 7), dtype)
+    total = (a.astype(np.int64) @ b.astype(np.int64)).astype(f"{'u' * (low == 0)}int{64 if '64' in dtype else 32}")
+    result = gm.matmul(a, b, epilogue=lambda c: c * 0.5)
+    assert result.dtype == (np.float64 if a.itemsize > 2 else np.float32)
+    np.testing.assert_array_equal(result, total.astype(result.dtype) / 2)
 
 
 def test_wrong_weights_are_refused():
@@ -309,8 +322,9 @@ def test_wrong_weights_are_refused():
         gm.matmul(a, (a.T, a.T, a.T), epilogue=gm.swiglu)
     with pytest.raises(gm.DTypeError, match="real numbers"):
         gm.matmul(a.astype(np.complex64), a.T, epilogue=lambda c: c)
-    with pytest.raises(gm.ArgumentError, match="takes plain matrices"):
-        gm.matmul(a, gm.pack(np.ones((3, 4))), epilogue=gm.relu)
+    for call in gm.matmul, gm.explain:
+        with pytest.raises(gm.ArgumentError, match="takes plain matrices"):
+            call(a, gm.pack(np.ones((3, 4))), epilogue=gm.relu)
     with pytest.raises(gm.ArgumentError, match="takes plain matrices"):
         gm.matmul(np.ones((2, 64)), gm.quantize(np.ones((64, 64), np.float32), "int8"), epilogue=gm.relu)
     with pytest.raises(gm.DTypeError, match="real numbers"):

@@ -35,7 +35,7 @@ from gemmery.cpu.panels import (
 )
 from gemmery.cpu.target import SHALLOW, Target, Tile
 from gemmery.cpu.ukernel import ABREAST, AHEAD, Product, RegisterTile, load_cells, register_tile, tile_loop
-from gemmery.cpu.update import is_plain, params, place_of, update_edge, update_rounded, update_whole
+from gemmery.cpu.update import is_plain, params, place_of, rounds_whole, update_edge, update_rounded, update_whole
 
 _PREFETCH = 16  # steps of k by which A is prefetched ahead of its use
 
@@ -302,7 +302,7 @@ def _tiles(
                             update_whole(f, product, register, totals, c)
                         with f.else_():
                             _keep(f, product, register, totals, tile_buffer)
-                if product.sums_apart:
+                if rounds_whole(product):
                     with f.if_(whole):
                         update_rounded(f, product, register, tile_buffer, i, j)
                 with f.if_(whole ^ True):

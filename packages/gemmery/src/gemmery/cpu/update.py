@@ -68,7 +68,7 @@ def is_plain(f: Function, product: Product, register: RegisterTile, rows: Value,
     Where sums are kept apart from C, `update_rounded` does what is left of these, except beta.
     """
     whole = rows.equals(register.mr) & columns.equals(register.nr)
-    if product.sums_apart and not product.graph and product.step not in SEMIRINGS:
+    if rounds_whole(product):
         return whole & (f.load(product.scalar, f["beta"]).equals(0) | (f["first"] ^ True))
     if dtypes.get(product.out).llvm != product.accumulator:
         return whole & False
@@ -78,6 +78,11 @@ def is_plain(f: Function, product: Product, register: RegisterTile, rows: Value,
             whole = whole & f.load(product.scalar, scalar + size).equals(0)
     bare = f["last"] ^ True
     return whole & (bare if product.activation else bare | f.is_null(f["bias"]))
+
+
+def rounds_whole(product: Product) -> bool:
+    """Return True if `update_rounded` finishes whole tiles: their sums are apart from C, and added and activated."""
+    return product.sums_apart and not product.graph and product.step not in SEMIRINGS
 
 
 def update_whole(f: Function, product: Product, register: RegisterTile, totals: list[list[Var]], c: Value) -> None:

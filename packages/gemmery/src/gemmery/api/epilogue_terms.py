@@ -8,7 +8,7 @@ from typing import Any
 from gemmery import dtypes
 from gemmery.api import array_libraries
 from gemmery.api.compute import writable
-from gemmery.api.options import dtype_name, result_types
+from gemmery.api.options import dtype_name, result_types, viewed
 from gemmery.api.promote import promoted
 from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, view
@@ -63,6 +63,28 @@ def check_values(function: Epilogue, operands: Mapping[str, Any], count: int) ->
                 f"epilogue {function.__name__} has no value for its parameter {name!r}: bind it by name, "
                 f"{function.__name__}({name}=...), or pass operands={{{name!r}: ...}}"
             )
+
+
+def operand_view(name: str, value: Any) -> View:
+    """Return the view of an operand. Raises DTypeError for complex numbers."""
+    given = viewed(f"operand {name!r}", value)
+    if dtypes.get(given.dtype).kind == "c":
+        raise DTypeError(f"operand {name!r} is {given.dtype}: an epilogue computes real numbers")
+    return given
+
+
+def sides_of(name: str, shape: Ints, batch: Ints, m: int, n: int) -> tuple[Ints, int, int]:
+    """Return the batch, rows and columns of an operand. Raises ShapeError if it does not broadcast to the product."""
+    outer, rows, columns = shape[:-2], *((1, 1, *shape)[-2:])
+    broadcasts = len(outer) <= len(batch) and all(
+        own in (1, full) for own, full in zip(reversed(outer), reversed(batch), strict=False)
+    )
+    if not broadcasts or rows not in (1, m) or columns not in (1, n):
+        raise ShapeError(
+            f"operand {name!r} has shape {shape}, and the product {(*batch, m, n)}: an operand is a number, "
+            f"({n},) for the columns, ({m}, 1) for the rows, or ({m}, {n}), with batch dimensions that broadcast"
+        )
+    return outer, rows, columns
 
 
 def shapes_of(x: View, ys: Sequence[View]) -> Shapes:

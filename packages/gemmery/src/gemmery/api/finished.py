@@ -58,9 +58,9 @@ def bound(option: Any, operands: Any) -> tuple[Epilogue, Mapping[str, Any]]:
 
 def multiplied(a: Any, b: Any, out: Any, keywords: Mapping[str, Any], multiply: Callable[..., Any]) -> Any:
     """Return the results of `product`, by a recipe where there is one; `keywords` are those of `gm.matmul`."""
-    option = keywords["epilogue"]
-    if out is None and len(keywords) == 1 and type(option) is BoundEpilogue:
-        results = epilogue_recipes.again(*option, a, b if type(b) is tuple else (b,), multiply)
+    option, operands = keywords["epilogue"], keywords.get("operands")
+    if out is None and len(keywords) == 1 + (operands is not None) and type(option) in (BoundEpilogue, Epilogue):
+        results = epilogue_recipes.again(*bound(option, operands), a, b if type(b) is tuple else (b,), multiply)
         if results is not None:
             return results
     return product(a, b, out, Options(**keywords), multiply)

@@ -244,8 +244,11 @@ class AtBarriers:
         leave = waiting & np.repeat(done, group)
         if barrier.reduction is not None:
             self._reduce(barrier.reduction, leave)
-        first = np.where(leave, self._at, np.iinfo(np.int32).max).reshape(-1, group).min(axis=1)
-        apart = leave & (self._at != np.repeat(first, group))
+        together = (
+            group if barrier.count is None else WARP
+        )  # warps of different roles may meet at a barrier they count for
+        first = np.where(leave, self._at, np.iinfo(np.int32).max).reshape(-1, together).min(axis=1)
+        apart = leave & (self._at != np.repeat(first, together))
         for place in np.unique(self._at[apart]).tolist():
             opcode = machine.kernel.instructions[place].opcode
             if opcode.family == "barrier" and "aligned" not in opcode.modifiers:  # which may stand at several places

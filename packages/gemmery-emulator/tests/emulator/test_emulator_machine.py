@@ -229,6 +229,19 @@ def test_named_barriers_pass_data_on():
     assert made.findings == ()
 
 
+@pytest.mark.parametrize(("first", "kinds"), [(32, []), (16, ["divergent barrier"])])
+def test_warps_may_meet_at_two_instructions_of_a_named_barrier(first, kinds):
+    code = f"""__global__ void f(int* x) {{
+      __shared__ int s;
+      if (threadIdx.x < {first}) {{ s = 7; asm volatile("bar.sync 1, 64;" ::: "memory"); }}
+      else {{ asm volatile("bar.sync 1, 64;" ::: "memory"); x[threadIdx.x] = s; }}
+    }}"""
+    x = np.zeros(64, np.int32)
+    found = gm.emulate(code, "f", 1, 64, [x]).findings
+    assert [finding.kind for finding in found if finding.kind != "race"] == kinds
+    assert (x[32:] == 7).all()
+
+
 def test_threads_that_ended_are_not_waited_for():
     code = "__global__ void f(int* x) { if (threadIdx.x >= 40) return; __syncthreads(); x[threadIdx.x] = 1; }"
     for seed in (None, 1, 2):

@@ -15,7 +15,7 @@ import gemmery as gm
 from gemmery import config
 from gemmery import dtypes as element_types
 from gemmery import verify as reference
-from gemmery.api.finished import with_kinds
+from gemmery.api.epilogue_terms import with_kinds
 from gemmery.cpu import target, threads
 from gemmery.dtypes import Array
 from gemmery.epilogues.random_epilogues import of_text

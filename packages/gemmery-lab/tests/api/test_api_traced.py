@@ -129,6 +129,53 @@ def test_one_row_is_a_product_with_a_vector(card, n, k, transposed):
     assert not any(name.startswith("wgmma") for name in card.launched)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"])
+def test_sums_of_integers_are_converted(card, dtype):
+    low, top = max(np.iinfo(dtype).min, -(2**20)), min(np.iinfo(dtype).max, 2**20)
+    x, w = np.random.default_rng(5).integers(low, top, (2, 9, 9))
+    total = (x @ w).astype(f"{'u' * (low == 0)}int{64 if '64' in dtype else 32}")
+    kind = "f64" if np.dtype(dtype).itemsize > 2 else "f32"
+    a, b, out = card.put(x, dtype), card.put(w, dtype), card.empty((9, 9), kind)
+    gm.matmul(a, b, out, epilogue=lambda c: c * 0.5)
+    assert np.array_equal(out.numbers, total.astype(out.numbers.dtype) / 2)
+    with pytest.raises(gm.DTypeError, match="a floating-point type, not int32"):
+        gm.matmul(a, b, epilogue=lambda c: c * 0.5, dtype="int32")
+
+
+def test_the_other_kind_of_float8_is_multiplied_as_it_is(card):
+    x, w = np.full((16, 32), 1.125), np.full((32, 16), 2.0**-14)  # e5m2 has no 1.125, and e4m3 no 2**-14
+    a, b, out = card.put(x, "e4m3"), card.put(w, "e5m2"), card.empty((16, 16), "f32")
+    gm.matmul(a, b, out, dtype="float32", epilogue=lambda c: c * 2.0)
+    assert np.array_equal(out.numbers, 2 * x @ w)
+
+
+def test_wrong_arguments_are_refused_before_a_launch(card):
+    a, b = card.put(whole(8, 16), "f32"), card.put(whole(16, 8), "f32")
+    keep, plus = (lambda c: c), gm.epilogue(lambda c, r: c + r)
+    bad = [
+        ((a, b, card.empty((8, 8), "int32")), {"epilogue": keep}, gm.DTypeError, "same_kind"),
+        ((a, b, card.empty((2, 8, 8), "f32")), {"epilogue": keep}, gm.ShapeError, "out has shape"),
+        ((a, b, np.empty((8, 8), np.float32)), {"epilogue": keep}, gm.DeviceError, "out 0 on cpu"),
+        ((np.ones((8, 16), np.float32), b), {"epilogue": keep}, gm.DeviceError, "a is on cpu"),
+        ((a, np.ones((16, 8), np.float32)), {"epilogue": keep}, gm.DeviceError, "b on cpu"),
+        ((a, b), {"epilogue": keep, "semiring": "min_plus"}, gm.ArgumentError, "exclude each other"),
+        ((a, b), {"epilogue": keep, "precision": "f33"}, gm.ArgumentError, "f33"),
+        ((a, b), {"epilogue": keep, "threads": 2}, gm.ArgumentError, "threads="),
+        ((a, b), {"epilogue": plus(r=1j)}, gm.DTypeError, "real numbers"),
+        ((a, b), {"epilogue": plus(r=card.put(np.ones((8, 8)), "complex64"))}, gm.DTypeError, "real numbers"),
+        ((a, b), {"epilogue": plus(r=np.ones(8))}, gm.ArgumentError, "on the CPU"),
+        ((a, gm.pack(np.ones((16, 8)))), {"epilogue": keep}, gm.ArgumentError, "takes plain matrices"),
+    ]  # fmt: skip
+    bad += [
+        ((card.put(np.ones((8, 16)), dtype), card.put(np.ones((16, 8)), dtype)), {"epilogue": keep},
+         gm.DTypeError, "real numbers") for dtype in ("bool", "complex64")
+    ]  # fmt: skip
+    for given, options, error, words in bad:
+        with pytest.raises(error, match=words):
+            gm.matmul(*given, **options)
+    assert card.launched == []
+
+
 def test_explain_says_where_a_function_is_applied(card):
     a, b = card.put(whole(40, 64), "bf16"), card.put(whole(48, 64), "bf16").T
     own = {"r": card.put(whole(40, 48), "bf16")}

@@ -9,6 +9,7 @@ import pytest
 import gemmery as gm
 from gemmery import verify
 from gemmery.api import finished
+from gemmery.api.epilogue_terms import shapes_of, types_of
 from gemmery.api.options import viewed
 from gemmery.epilogues.random_epilogues import random_epilogue
 from gemmery.epilogues.trace import Epilogue
@@ -27,7 +28,7 @@ def checked(results, epilogue, a, weights, operands):
     """Assert that results are within the bound of the epilogue's graph."""
     results = results if isinstance(results, tuple) else (results,)
     x, ys = viewed("a", a), [viewed("b", weight) for weight in weights]
-    shapes, types = finished._shapes(x, ys), finished._types(x, ys, None)
+    shapes, types = shapes_of(x, ys), types_of(x, ys, None)
     call = finished._prepared(epilogue, len(weights), operands, shapes, *types)
     assert len(results) == len(call.graph.outputs)
     for result, output in zip(results, call.graph.outputs, strict=True):
@@ -291,6 +292,9 @@ REFUSALS = [
     ({"epilogue": lambda c: c, "out": np.empty((3, 4))}, gm.ShapeError, "out has shape"),
     ({"epilogue": lambda c: c, "dtype": "int32"}, gm.DTypeError, "int32"),
     ({"epilogue": lambda c: c, "scale_a": 2.0}, gm.ArgumentError, "CUDA device only"),
+    ({"epilogue": lambda c: c, "precision": "tf32"}, gm.ArgumentError, "CUDA device only"),
+    ({"epilogue": lambda c: c, "semiring": "min_plus"}, gm.ArgumentError, "semiring= and epilogue= exclude each other"),
+    ({"operands": {"up": 1.0}}, gm.ArgumentError, "those of epilogue="),
 ]
 
 
@@ -298,6 +302,16 @@ REFUSALS = [
 def test_wrong_arguments_are_refused(options, error, words):
     with pytest.raises(error, match=words):
         gm.matmul(np.ones((2, 3)), np.ones((3, 4)), **options)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"])
+def test_sums_of_integers_are_converted(dtype):
+    low, top = max(np.iinfo(dtype).min, -(2**20)), min(np.iinfo(dtype).max, 2**20)
+    a, b = np.random.default_rng(5).integers(low, top, (2, 7, 7), dtype)
+    total = (a.astype(np.int64) @ b.astype(np.int64)).astype(f"{'u' * (low == 0)}int{64 if '64' in dtype else 32}")
+    result = gm.matmul(a, b, epilogue=lambda c: c * 0.5)
+    assert result.dtype == (np.float64 if a.itemsize > 2 else np.float32)
+    np.testing.assert_array_equal(result, total.astype(result.dtype) / 2)
 
 
 def test_wrong_weights_are_refused():
@@ -308,8 +322,9 @@ def test_wrong_weights_are_refused():
         gm.matmul(a, (a.T, a.T, a.T), epilogue=gm.swiglu)
     with pytest.raises(gm.DTypeError, match="real numbers"):
         gm.matmul(a.astype(np.complex64), a.T, epilogue=lambda c: c)
-    with pytest.raises(gm.ArgumentError, match="takes plain matrices"):
-        gm.matmul(a, gm.pack(np.ones((3, 4))), epilogue=gm.relu)
+    for call in gm.matmul, gm.explain:
+        with pytest.raises(gm.ArgumentError, match="takes plain matrices"):
+            call(a, gm.pack(np.ones((3, 4))), epilogue=gm.relu)
     with pytest.raises(gm.ArgumentError, match="takes plain matrices"):
         gm.matmul(np.ones((2, 64)), gm.quantize(np.ones((64, 64), np.float32), "int8"), epilogue=gm.relu)
     with pytest.raises(gm.DTypeError, match="real numbers"):

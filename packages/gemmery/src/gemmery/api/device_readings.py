@@ -9,10 +9,11 @@ import numpy as np
 
 from gemmery import arrays, dtypes
 from gemmery.api.device_operands import located
+from gemmery.api.epilogue_terms import operand_view, sides_of
 from gemmery.arrays import View, view
 from gemmery.cuda.traced_function import Strides
 from gemmery.epilogues.graph import GraphOperand
-from gemmery.errors import ArgumentError, ShapeError
+from gemmery.errors import ArgumentError
 from gemmery.tuples import NamedTuple
 
 READ = ("f64", "f32", "f16", "bf16")  # what kernels read for a function; other types are converted before
@@ -29,23 +30,14 @@ def operand_of(
     xp: Any, name: str, value: Any, batch: tuple[int, ...], m: int, n: int, joined: bool, element: str
 ) -> View | float:  # fmt: skip
     """Return an operand as a number, as one matrix, row or column for the whole batch, or with all batch dimensions."""
-    if isinstance(value, (bool, int, float, np.generic)):
+    if isinstance(value, (bool, int, float, np.generic)) and not isinstance(value, np.complexfloating):
         return float(value)
-    if view(value).device == "cpu":
+    given = operand_view(name, value)
+    if given.device == "cpu":
         raise ArgumentError(f"operand {name!r} is on the CPU, and the product on a device: move one to the other")
-    shape = tuple(view(value).shape)
-    outer, rows, columns = shape[:-2], *((1, 1, *shape)[-2:])
-    fits = len(outer) <= len(batch) and all(
-        own in (1, full) for own, full in zip(reversed(outer), reversed(batch), strict=False)
-    )
-    if not fits or rows not in (1, m) or columns not in (1, n):
-        raise ShapeError(
-            f"operand {name!r} has shape {shape}, and the product {(*batch, m, n)}: an operand is a number, "
-            f"({n},) for the columns, ({m}, 1) for the rows, or ({m}, {n}), with batch dimensions that broadcast"
-        )
-    z = view(value)
-    if z.dtype not in READ:
-        z = view(arrays.astype(value, element))
+    shape = given.shape
+    outer, rows, columns = sides_of(name, shape, batch, m, n)
+    z = given if given.dtype in READ else view(arrays.astype(value, element))
     if joined and not (math.prod(outer) == 1 and (rows == 1 or math.prod(batch) == 1)):
         whole = xp.broadcast_to(z.array.reshape((*outer, rows, columns)), (*batch, m, columns))
         return view(whole.reshape((math.prod(batch) * m, columns)))

@@ -12,29 +12,13 @@ from typing import Any
 import numpy as np
 
 from gemmery import arrays, dtypes
-from gemmery.api.compute import writable
-from gemmery.api.options import viewed
+from gemmery.api.epilogue_terms import Shapes, operand_view, out_of, sides_of, stored_as
 from gemmery.arrange import Ints
 from gemmery.arrays import View
 from gemmery.cpu.slots import WORDS
 from gemmery.epilogues.graph import GraphOperand, GraphOutput
-from gemmery.errors import ArgumentError, DTypeError, ShapeError
+from gemmery.errors import ArgumentError
 from gemmery.tuples import NamedTuple
-
-
-class Shapes(NamedTuple):
-    """The shape of a product: a batch of m x n, where m or n is missing for a vector."""
-
-    batch: Ints
-    m: int
-    n: int
-    rows: bool = True  # False where A is a vector: results then have no dimension of m
-    columns: bool = True  # False where B is one
-
-    def of(self, kind: str) -> Ints:
-        """Return the shape of an output of a kind, as the caller sees it."""
-        columns = (1,) if kind == "column" else (self.n,) * self.columns
-        return (*self.batch, *(self.m,) * self.rows, *columns)
 
 
 class OperandReading(NamedTuple):
@@ -59,23 +43,13 @@ def read(name: str, value: Any, shapes: Shapes, element: str) -> OperandReading:
     """Return how a kernel reads an operand. Raises ShapeError for a shape that does not fit, DTypeError for a type."""
     if isinstance(value, (bool, int, float, np.generic)) and not isinstance(value, np.complexfloating):
         return _number(name, float(value), element)._replace(value=value)
-    view = viewed(f"operand {name!r}", value)
+    view = operand_view(name, value)
     if view.device != "cpu":
         raise ArgumentError(f"operand {name!r} is on {view.device}, and the product on the CPU: move one to the other")
-    if dtypes.get(view.dtype).kind == "c":
-        raise DTypeError(f"operand {name!r} is {view.dtype}: an epilogue computes real numbers; pass its real part")
     if view.dtype == "bool":
         view = view._replace(dtype="int8")
     shape, (m, n) = view.shape, (shapes.m, shapes.n)
-    batch, rows, columns = shape[:-2], *((1, 1, *shape)[-2:])
-    broadcasts = len(batch) <= len(shapes.batch) and all(
-        own in (1, full) for own, full in zip(reversed(batch), reversed(shapes.batch), strict=False)
-    )
-    if not broadcasts or rows not in (1, m) or columns not in (1, n):
-        raise ShapeError(
-            f"operand {name!r} has shape {shape}, and the product {shapes.of('matrix')}: an operand is a number, "
-            f"({n},) for the columns, ({m}, 1) for the rows, or ({m}, {n}), with batch dimensions that broadcast"
-        )
+    batch, rows, columns = sides_of(name, shape, shapes.batch, m, n)
     if math.prod(shape) == 1:
         single = arrays.converted(view, "f64")
         return _number(name, float(np.asarray(single.owner).reshape(-1)[0]), element)._replace(value=value)
@@ -138,13 +112,10 @@ def steps(view: View, kind: str, shapes: Shapes) -> tuple[int, int] | None:
 
 def write(like: Any, output: GraphOutput, shapes: Shapes, out: Any, inputs: Sequence[View]) -> Writing:
     """Return where a kernel writes an output: a new array, `out`, or memory that is copied to `out` afterwards."""
-    shape, stored = shapes.of(output.kind), "int8" if dtypes.get(output.dtype).size == 1 else output.dtype
+    shape, stored = shapes.of(output.kind), stored_as(output.dtype)
     if out is None:
         return Writing(arrays.empty(like, shape, stored), output.dtype)
-    view = arrays.view(out)
-    if stored != output.dtype and view.dtype == output.dtype:
-        view = view._replace(dtype=stored)
-    writable(view, shape, stored)
+    view = out_of(out, output, shape)
     if view.dtype == stored and steps(view, output.kind, shapes) and not any(arrays.overlap(view, x) for x in inputs):
         return Writing(view, output.dtype, out)
     return Writing(arrays.scratch(shape, stored), output.dtype, out, view)

@@ -16,34 +16,27 @@ from typing import Any
 import numpy as np
 
 from gemmery import arrays, config, dtypes, tiers
-from gemmery.api import array_libraries, epilogue_recipes
+from gemmery.api import epilogue_recipes
 from gemmery.api.codes import bits_of
 from gemmery.api.compute import prepared_for
-from gemmery.api.epilogue_operands import OperandReading, Shapes, Writing, compact, read, slot, steps, write
-from gemmery.api.options import dtype_name, only_on_devices, result_types, thread_count, viewed
+from gemmery.api.epilogue_operands import OperandReading, Writing, compact, read, slot, steps, write
+from gemmery.api.epilogue_terms import Shapes, check_values, outs_of, shapes_of, types_of, weights_of, with_kinds
+from gemmery.api.options import only_on_devices, thread_count, viewed
 from gemmery.api.promote import promoted
 from gemmery.api.repeats import Prepared
-from gemmery.arrange import result_shape
 from gemmery.arrays import View
 from gemmery.cpu import build, row_pass
 from gemmery.cpu import threads as cpu_threads
 from gemmery.cpu.launch import Launch
-from gemmery.cpu.packed_once import Packed
 from gemmery.cpu.row_pass import Pass
 from gemmery.cpu.target import host
-from gemmery.epilogues.graph import EpilogueGraph, GraphOperand
+from gemmery.epilogues.graph import EpilogueGraph
 from gemmery.epilogues.reference import evaluate
 from gemmery.epilogues.trace import BoundEpilogue, Epilogue
-from gemmery.errors import ArgumentError, DTypeError, ShapeError, brief
+from gemmery.errors import ArgumentError, brief
 from gemmery.keywords import Options
 from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
-
-_EXCLUDED = {
-    "bias": "write the bias in the epilogue's function",
-    "activation": "write the activation in the epilogue's function",
-    "semiring": "apply the function to the result",
-}
 
 
 def bound(option: Any, operands: Any) -> tuple[Epilogue, Mapping[str, Any]]:
@@ -65,9 +58,9 @@ def bound(option: Any, operands: Any) -> tuple[Epilogue, Mapping[str, Any]]:
 
 def multiplied(a: Any, b: Any, out: Any, keywords: Mapping[str, Any], multiply: Callable[..., Any]) -> Any:
     """Return the results of `product`, by a recipe where there is one; `keywords` are those of `gm.matmul`."""
-    option = keywords["epilogue"]
-    if out is None and len(keywords) == 1 and type(option) is BoundEpilogue:
-        results = epilogue_recipes.again(*option, a, b if type(b) is tuple else (b,), multiply)
+    option, operands = keywords["epilogue"], keywords.get("operands")
+    if out is None and len(keywords) == 1 + (operands is not None) and type(option) in (BoundEpilogue, Epilogue):
+        results = epilogue_recipes.again(*bound(option, operands), a, b if type(b) is tuple else (b,), multiply)
         if results is not None:
             return results
     return product(a, b, out, Options(**keywords), multiply)
@@ -75,14 +68,7 @@ def multiplied(a: Any, b: Any, out: Any, keywords: Mapping[str, Any], multiply: 
 
 def product(a: Any, b: Any, out: Any, options: Options, multiply: Callable[..., Any]) -> Any:
     """Return what the epilogue of a product returns: an array, or a tuple of arrays; `multiply` is `gm.matmul`."""
-    weights = b if isinstance(b, tuple) else (b,)
-    if len(weights) not in (1, 2):
-        raise ArgumentError(f"b is a tuple of {len(weights)}: with an epilogue it may have one or two matrices")
-    if any(isinstance(weight, Packed) or type(weight) in array_libraries.QUANTIZED for weight in weights):
-        raise ArgumentError("epilogue= takes plain matrices: pass b before it was packed, or b.dequantize()")
-    for name, way_out in _EXCLUDED.items():
-        if getattr(options, name) is not None:
-            raise ArgumentError(f"{name}= and epilogue= exclude each other: {way_out}")
+    weights = weights_of(b, options)
     function, operands = bound(options.epilogue, options.operands)
     plain = out is options.threads is options.dtype is None and not options.batch_invariant
     key = epilogue_recipes.key_of(operands, a, weights) if plain else None
@@ -90,13 +76,13 @@ def product(a: Any, b: Any, out: Any, options: Options, multiply: Callable[..., 
     if any(view.device != "cpu" for view in (x, *ys)):
         from gemmery.api import finished_on_device
 
-        _check_values(function, operands, len(weights))
-        graph, shapes = function.graph(len(weights)), _shapes(x, ys)
-        outs = _outs(out, len(graph.outputs))
-        return finished_on_device.product(a, weights, shapes, graph, operands, with_kinds, outs, options, multiply)
+        check_values(function, operands, len(weights))
+        graph, shapes = function.graph(len(weights)), shapes_of(x, ys)
+        outs = outs_of(out, len(graph.outputs))
+        return finished_on_device.product(a, weights, shapes, graph, operands, outs, options, multiply)
     only_on_devices(options)
-    sums, result = _types(x, ys, options.dtype)
-    call = _prepared(function, len(weights), operands, _shapes(x, ys), sums, result)
+    sums, result = types_of(x, ys, options.dtype)
+    call = _prepared(function, len(weights), operands, shapes_of(x, ys), sums, result)
     threads = thread_count(options.threads) or cpu_threads.get()
     like = arrays.kind(a, *weights)
     writings = _writings(like, call, out, [x, *ys])
@@ -229,8 +215,8 @@ def apply(function: Epilogue, sums: Sequence[Any], operands: Mapping[str, Any], 
     if views[0].device != "cpu":
         from gemmery.api import finished_on_device
 
-        _check_values(function, operands, len(sums))
-        return finished_on_device.apply(sums, shapes, function.graph(len(sums)), operands, with_kinds, result)
+        check_values(function, operands, len(sums))
+        return finished_on_device.apply(sums, shapes, function.graph(len(sums)), operands, result)
     call = _prepared(function, len(sums), operands, shapes, views[0].dtype, result)
     if any(node.op == "sum" for node in call.graph.nodes):  # else only the shape matters
         views = [view if steps(view, "matrix", shapes) else compact(view) for view in views]
@@ -253,27 +239,18 @@ def _prepared(
     function: Epilogue, count: int, operands: Mapping[str, Any], shapes: Shapes, sums: str, result: str
 ) -> PreparedEpilogue:  # fmt: skip
     graph = function.graph(count)
-    _check_values(function, operands, count)
+    check_values(function, operands, count)
     element = "double" if "f64" in (sums, result) else "float"
     readings = [read(operand.name, operands[operand.name], shapes, element) for operand in graph.operands]
     graph = with_kinds(graph, [reading.operand for reading in readings], result)
     return PreparedEpilogue(graph, readings, shapes, element, sums)
 
 
-def _check_values(function: Epilogue, operands: Mapping[str, Any], count: int) -> None:
-    for name in function.parameters[count:]:
-        if name not in operands:
-            raise ArgumentError(
-                f"epilogue {function.__name__} has no value for its parameter {name!r}: bind it by name, "
-                f"{function.__name__}({name}=...), or pass operands={{{name!r}: ...}}"
-            )
-
-
 def _writings(like: Any, call: PreparedEpilogue, out: Any, operands: Sequence[View]) -> list[Writing]:
     inputs = [*operands, *(reading.memory for reading in call.readings if reading.memory)]
     return [
         write(like, output, call.shapes, array, inputs)
-        for output, array in zip(call.graph.outputs, _outs(out, len(call.graph.outputs)), strict=True)
+        for output, array in zip(call.graph.outputs, outs_of(out, len(call.graph.outputs)), strict=True)
     ]
 
 
@@ -284,19 +261,19 @@ def _results(like: Any, writings: Sequence[Writing]) -> Any:
 
 def explained(a: Any, b: Any, options: Options) -> str:
     """Return in words where the epilogue of a product is applied, and the bytes of matrices that are not written."""
-    weights = b if isinstance(b, tuple) else (b,)
+    weights = weights_of(b, options)
     function, operands = bound(options.epilogue, options.operands)
     x, ys = viewed("a", a), [viewed("b", weight) for weight in weights]
-    shapes = _shapes(x, ys)
+    shapes = shapes_of(x, ys)
     if x.device != "cpu":
         from gemmery.api import finished_on_device
 
-        _check_values(function, operands, len(weights))
+        check_values(function, operands, len(weights))
         traced, sums = function.graph(len(weights)), "f32"
-        graph, count = finished_on_device.fuses(a, weights, shapes, traced, operands, with_kinds, options)
+        graph, count = finished_on_device.fuses(a, weights, shapes, traced, operands, options)
         fused = count > 0
     else:
-        sums, result = _types(x, ys, options.dtype)
+        sums, result = types_of(x, ys, options.dtype)
         call = _prepared(function, len(weights), operands, shapes, sums, result)
         fused = len(ys) == 1 and tiled(call, x, ys[0], result, bool(options.batch_invariant)) is not None
         graph = call.graph
@@ -311,63 +288,6 @@ def explained(a: Any, b: Any, options: Options) -> str:
         f"{function.__name__}, {operations} operations, {where}; {count} matrices of {shapes.m} x {shapes.n} between "
         f"them are not written and read: {2 * count * size:,} bytes"
     )
-
-
-def with_kinds(graph: EpilogueGraph, operands: Sequence[GraphOperand], result: str) -> EpilogueGraph:
-    """Return a graph whose operands have kinds, and whose outputs have the kinds that follow and types."""
-    graph = graph.bound(operands, (result,) * len(graph.outputs))
-    kinds = graph.kinds()
-    late = graph.after_rows | set(graph.statistics)
-    return graph._replace(
-        outputs=tuple(
-            output._replace(
-                kind="column" if kinds[output.node] in ("column", "number") and output.node in late else "matrix"
-            )
-            for output in graph.outputs
-        )
-    )
-
-
-def _outs(out: Any, count: int) -> tuple[Any, ...]:
-    outs = out if isinstance(out, tuple) else (out,) * (1 if out is not None else count)
-    if len(outs) != count:
-        raise ArgumentError(
-            f"out has {len(outs)} of the {count} results that the epilogue returns: pass a tuple of {count} arrays"
-        )
-    return outs
-
-
-def _shapes(x: View, ys: Sequence[View]) -> Shapes:
-    shape = result_shape(x.shape, ys[0].shape)
-    if any(result_shape(x.shape, y.shape) != shape for y in ys):
-        raise ShapeError(f"the weights have shapes {ys[0].shape} and {ys[1].shape}; their products must have one shape")
-    rows, columns = len(x.shape) > 1, len(ys[0].shape) > 1
-    batch = shape[: len(shape) - rows - columns]
-    return Shapes(batch, x.shape[-2] if rows else 1, ys[0].shape[-1] if columns else 1, rows, columns)
-
-
-def _types(x: View, ys: Sequence[View], dtype: Any) -> tuple[str, str]:
-    """Return the types of the sums and of the result."""
-    common = promoted(x.dtype, ys[0].dtype)
-    if any(promoted(x.dtype, y.dtype) != common for y in ys):
-        raise DTypeError(f"the weights are {ys[0].dtype} and {ys[1].dtype}: convert one to the type of the other")
-    row = dtypes.get(common)
-    if row.kind in "cb":
-        raise DTypeError(
-            f"an epilogue computes real numbers, and the product is {row.numpy}: convert the operands first"
-        )
-    if row.kind == "f":
-        result = result_types(x, ys[0], dtype)[1]
-        return dtypes.get(result).accumulator, result
-    result = ("f32" if row.size <= _EXACT else "f64") if dtype is None else dtype_name(dtype)
-    if dtypes.get(result).kind != "f":
-        raise DTypeError(
-            f"the result of an epilogue of {row.numpy} is a floating-point type, not {result}: cast it after"
-        )
-    return row.accumulator, result
-
-
-_EXACT = 2  # bytes of integers whose sums are converted to float32; those of longer ones to float64
 
 
 def _array(view: View) -> Any:

@@ -18,16 +18,18 @@ import numpy as np
 from gemmery import arrays, dtypes
 from gemmery.api.codes import bits_of, library_of
 from gemmery.api.device_call import DeviceCall, described, table
-from gemmery.api.device_operands import located, resolved, types
+from gemmery.api.device_operands import located, operand_type, resolved, types
 from gemmery.api.device_readings import READ, DeviceReading, operand_of, place_of, reading_of, vector_of
+from gemmery.api.epilogue_terms import Shapes, out_of, stored_as, types_of, with_kinds
 from gemmery.api.on_device import copy, finished, new, scratch, write
 from gemmery.api.prepared import operand_views
+from gemmery.api.promote import promoted
 from gemmery.arrays import View, view
 from gemmery.cuda import driver, ordered, tensormaps, traced_function
 from gemmery.cuda.launch import CudaLaunch, Ready, first_arguments, product_argument
 from gemmery.cuda.traced_function import TracedFunction
 from gemmery.dispatch.cuda import with_function
-from gemmery.epilogues.graph import EpilogueGraph, GraphOperand, GraphOutput
+from gemmery.epilogues.graph import EpilogueGraph, GraphOutput
 from gemmery.errors import ArgumentError, CompileError, LayoutError, RefusedError, ShapeError
 from gemmery.keywords import Options, for_kernel
 from gemmery.problem import Problem
@@ -54,29 +56,46 @@ class RowsPass(NamedTuple):
 
 
 def product(
-    x: Any, weights: Sequence[Any], shapes: Any, graph: EpilogueGraph, operands: Mapping[str, Any],
-    with_kinds: Callable[..., EpilogueGraph], outs: Sequence[Any], options: Options, multiply: Callable[..., Any],
+    x: Any, weights: Sequence[Any], shapes: Shapes, graph: EpilogueGraph, operands: Mapping[str, Any],
+    outs: Sequence[Any], options: Options, multiply: Callable[..., Any],
 ) -> Any:  # fmt: skip
     """Return what the epilogue of a product of arrays on one device returns: an array, or a tuple of arrays."""
     if options.threads is not None:
         raise ArgumentError("threads= applies to products on the CPU only: leave it out")
     (batch, m, n), xp = shapes[:3], library_of(x)
-    call = _described(x, weights, shapes, graph, operands, with_kinds, options)
-    x, weights, graph, bound, common = call.x, call.weights, call.graph, call.bound, call.common
+    given = {"a": view(x), "b": view(weights[0]), "the second b": view(weights[-1])}
+    arrays.together(**given, **{f"out {i}": view(out) for i, out in enumerate(outs) if out is not None})
+    call = _described(x, weights, shapes, graph, operands, options)
+    x, weights, graph, bound = call.x, call.weights, call.graph, call.bound
+    terms = call.common, call.sums, options, multiply
+    for output, out in zip(graph.outputs, outs, strict=True):
+        if out is not None:
+            out_of(out, output, shapes.of(output.kind))
     rows, first = call.rows, located(view(x))
     results = [_result(first, output.kind, output.dtype, batch, m, n) for output in graph.outputs]
     if 0 not in (*batch, m, n):
         if rows == m and not batch:
-            _matrix(x, weights, graph, bound, (), results, common, options, multiply)
+            _matrix(x, weights, graph, bound, (), results, *terms)
         elif rows:
             whole = [view(each.array.reshape((rows, each.shape[-1]))) for each in results]
-            _matrix(x.reshape((rows, x.shape[-1])), weights, graph, bound, (), whole, common, options, multiply)
+            _matrix(
+                x.reshape((rows, x.shape[-1])),
+                weights,
+                graph,
+                bound,
+                (),
+                whole,
+                call.common,
+                call.sums,
+                options,
+                multiply,
+            )
         else:
             full = [xp.broadcast_to(each, (*batch, *each.shape[-2:])) for each in (x, *weights)]
             for index in np.ndindex(*batch):
                 a, *bs = (each[index] for each in full)
                 part = [view(each.array[index]) for each in results]
-                _matrix(a, bs, graph, bound, index, part, common, options, multiply)
+                _matrix(a, bs, graph, bound, index, part, *terms)
     elif graph.statistics and 0 not in (*batch, m):
         raise ShapeError(f"C is {m} x {n}: statistics of rows without columns are for products on the CPU")
     ended = [
@@ -85,11 +104,7 @@ def product(
     return ended[0] if len(ended) == 1 else tuple(ended)
 
 
-@lru_cache(maxsize=1024)
-def _with_kinds(
-    with_kinds: Callable[..., EpilogueGraph], graph: EpilogueGraph, operands: tuple[GraphOperand, ...], result: str
-) -> EpilogueGraph:  # fmt: skip
-    return with_kinds(graph, operands, result)
+_with_kinds = lru_cache(maxsize=1024)(with_kinds)
 
 
 class DescribedProduct(NamedTuple):
@@ -99,13 +114,13 @@ class DescribedProduct(NamedTuple):
     weights: Sequence[Any]
     graph: EpilogueGraph
     bound: Mapping[str, View | float]
-    common: str
+    common: str  # the type to which operands are converted
+    sums: str  # that of sums in memory
     rows: int
 
 
 def _described(
-    x: Any, weights: Sequence[Any], shapes: Any, graph: EpilogueGraph, operands: Mapping[str, Any],
-    with_kinds: Callable[..., EpilogueGraph], options: Options,
+    x: Any, weights: Sequence[Any], shapes: Shapes, graph: EpilogueGraph, operands: Mapping[str, Any], options: Options
 ) -> DescribedProduct:  # fmt: skip
     """Return a product with vectors as matrices, its operands, and its graph with kinds and types."""
     (batch, m, n), count = shapes[:3], math.prod(shapes.batch)
@@ -117,7 +132,7 @@ def _described(
     reads_rows = any(node.op == "row_index" for node in graph.nodes)
     alike = not (reads_rows and count > 1) and all(len(view(weight).shape) == 2 for weight in weights)
     joined = bool(batch) and alike
-    common, result = types(located(view(x)), located(view(weights[0])), options.dtype)
+    common, sums, result = _types(view(x), [view(weight) for weight in weights], options)
     element, xp = "f64" if result == "f64" else "f32", library_of(x)
     bound = {
         each.name: operand_of(xp, each.name, operands[each.name], batch, m, n, joined, element)
@@ -125,15 +140,27 @@ def _described(
     }
     known = [reading_of(each.name, bound[each.name], (), element).operand for each in graph.operands]
     rows = count * m if joined else 0 if batch else m
-    return DescribedProduct(x, weights, _with_kinds(with_kinds, graph, tuple(known), result), bound, common, rows)
+    return DescribedProduct(x, weights, _with_kinds(graph, tuple(known), result), bound, common, sums, rows)
+
+
+def _types(x: View, ys: Sequence[View], options: Options) -> tuple[str, str, str]:
+    """Return the type to which operands are converted, that of sums in memory, and that of the result."""
+    if any(z.dtype in dtypes.FLOAT8 for z in (x, *ys)):
+        (common, result), *_ = (types(x, y, options.dtype) for y in ys)
+        return common, "f32", result
+    sums, result = types_of(x, ys, options.dtype)
+    common = promoted(x.dtype, ys[0].dtype)
+    if dtypes.get(common).kind == "f":
+        return operand_type(common, result), sums, result
+    has_factors = options.scale_a is not None or options.scale_b is not None
+    return common, dtypes.get(result).accumulator if has_factors else sums, result
 
 
 def fuses(
-    x: Any, weights: Sequence[Any], shapes: Any, graph: EpilogueGraph, operands: Mapping[str, Any],
-    with_kinds: Callable[..., EpilogueGraph], options: Options,
+    x: Any, weights: Sequence[Any], shapes: Shapes, graph: EpilogueGraph, operands: Mapping[str, Any], options: Options
 ) -> tuple[EpilogueGraph, int]:  # fmt: skip
     """Return the graph with kinds and types, and the weights in the launch that applies it: 0 where none multiplies."""
-    call = _described(x, weights, shapes, graph, operands, with_kinds, options)
+    call = _described(x, weights, shapes, graph, operands, options)
     a, *bs = (located(view(each)) for each in (call.x, *call.weights))
     alike = all(z.dtype == call.common for z in (a, *bs)) and len(bs[0].shape) == 2
     if not alike or not call.rows:
@@ -149,17 +176,14 @@ def fuses(
     return call.graph, 0 if launch is None else launch.matrices
 
 
-def apply(
-    sums: Sequence[Any], shapes: Any, graph: EpilogueGraph, operands: Mapping[str, Any],
-    with_kinds: Callable[..., EpilogueGraph], result: str,
-) -> Any:  # fmt: skip
+def apply(sums: Sequence[Any], shapes: Shapes, graph: EpilogueGraph, operands: Mapping[str, Any], result: str) -> Any:
     """Return what an epilogue makes of sums that are there already, matrices, in the type `result`."""
     (batch, m, n), xp = shapes[:3], library_of(sums[0])
     element = "f64" if "f64" in (result, view(sums[0]).dtype) else "f32"
     values = {each.name: operand_of(xp, each.name, operands[each.name], batch, m, n, False, element)
               for each in graph.operands}  # fmt: skip
     readings = [reading_of(each.name, values[each.name], (), element) for each in graph.operands]
-    graph = _with_kinds(with_kinds, graph, tuple(each.operand for each in readings), result)
+    graph = _with_kinds(graph, tuple(each.operand for each in readings), result)
     totals = [located(view(each)) for each in sums]
     if any(node.op == "sum" for node in graph.nodes):
         totals = [z if z.dtype in READ else located(view(arrays.astype(z.array, element))) for z in totals]
@@ -169,24 +193,22 @@ def apply(
     results = [_result(first, each.kind, each.dtype, batch, m, n) for each in graph.outputs]
     if 0 not in (m, n):
         outputs = [each._replace(dtype=output.dtype) for each, output in zip(results, graph.outputs, strict=True)]
-        _rows(
-            totals,
-            graph,
-            readings,
-            [located(each) for each in outputs],
-            first.stream,
-        )
+        _rows(totals, graph, readings, [located(each) for each in outputs], element, first.stream)
     ended = [_ended(first, each, output, shapes, None) for each, output in zip(results, graph.outputs, strict=True)]
     return ended[0] if len(ended) == 1 else tuple(ended)
 
 
 def _result(x: View, kind: str, dtype: str, batch: tuple[int, ...], m: int, n: int) -> View:
     """Return new memory for an output, (*batch, m, n) or (*batch, m, 1)."""
-    stored = "int8" if dtypes.get(dtype).size == 1 else dtype
-    return new(x, (*batch, m, n if kind == "matrix" else 1), stored)
+    return new(x, (*batch, m, n if kind == "matrix" else 1), stored_as(dtype))
 
 
-def _ended(x: View, result: View, output: GraphOutput, shapes: Any, out: Any) -> Any:
+def _converted(z: View, array: Any, dtype: str) -> View:
+    """Return an array in another element type."""
+    return z if z.dtype == dtype else view(arrays.astype(array, dtype))
+
+
+def _ended(x: View, result: View, output: GraphOutput, shapes: Shapes, out: Any) -> Any:
     """Return an output in the caller's shape and type, or the caller's `out`."""
     if out is not None:
         copy(result._replace(dtype=output.dtype), located(view(out)))
@@ -199,7 +221,7 @@ def _ended(x: View, result: View, output: GraphOutput, shapes: Any, out: Any) ->
 
 def _matrix(
     x: Any, weights: Sequence[Any], graph: EpilogueGraph, bound: Mapping[str, View | float], index: tuple[int, ...],
-    results: Sequence[View], common: str, options: Options, multiply: Callable[..., Any],
+    results: Sequence[View], common: str, sums: str, options: Options, multiply: Callable[..., Any],
 ) -> None:  # fmt: skip
     """Write the outputs of one matrix."""
     element = "f64" if graph.outputs[0].dtype == "f64" else "f32"
@@ -209,9 +231,8 @@ def _matrix(
     outputs = [located(each)._replace(dtype=output.dtype) for each, output in zip(results, graph.outputs, strict=True)]
     memories = [each.value for each in readings if isinstance(each.value, View)]
     arrays.together(**{"a": a, "b": bs[-1], **{f"operand {i}": each for i, each in enumerate(memories)}})
-    if a.dtype != common:
-        a = view(arrays.astype(x, common))
-    bs = [y if y.dtype == common else view(arrays.astype(w, common)) for y, w in zip(bs, weights, strict=True)]
+    if common not in dtypes.FLOAT8:  # each of the two is multiplied by both
+        a, *bs = (_converted(z, each, common) for z, each in ((a, x), *zip(bs, weights, strict=True)))
     others = {each.stream for each in (*bs, *memories)} - {a.stream}
     for other in others:
         ordered.wait(a.stream, other, a.ordinal)
@@ -220,16 +241,16 @@ def _matrix(
     if launch is not None:
         _run_fused(launch, a, bs, read, outputs)
     else:
-        totals = [new(a, (m, n), element) for _ in weights]
+        totals = [new(a, (m, n), sums) for _ in weights]
         values = {"scale_a": options.scale_a, "scale_b": options.scale_b, "precision": options.precision}
         keywords = {name: value for name, value in values.items() if value is not None}
         keywords |= {"batch_invariant": True} if options.batch_invariant else {}
         for weight, y, total in zip(weights, bs, totals, strict=True):
             if keywords:
-                multiply(x, weight, out=total.array, dtype=dtypes.get(element).numpy, **keywords)
+                multiply(x, weight, out=total.array, dtype=dtypes.get(sums).numpy, **keywords)
             else:
                 write(a, y, total)
-        _rows(totals, graph, readings, outputs, a.stream)
+        _rows(totals, graph, readings, outputs, element, a.stream)
     for other in others:
         ordered.wait(other, a.stream, a.ordinal)
 
@@ -336,28 +357,28 @@ def _fused_launch(
 
 def _rows(
     totals: Sequence[View], graph: EpilogueGraph, readings: Sequence[DeviceReading], outputs: Sequence[View],
-    stream: int,
+    element: str, stream: int,
 ) -> None:  # fmt: skip
-    """Apply a function to rows of sums in memory."""
+    """Apply a function to rows of sums in memory, in the arithmetic of `element`."""
     stored = [*(each.value for each in readings), *outputs]
     m, n = totals[0].shape
     vectors = tuple(vector_of(each, n) for each in stored)
-    launch = _rows_launch(graph, vectors, (m, n), totals[0].dtype, totals[0].device)
+    launch = _rows_launch(graph, vectors, (m, n), totals[0].dtype, element, totals[0].device)
     packed = launch.function.packed(map(place_of, stored))
     launch.run(totals[0].pointer, totals[-1].pointer, 0, stream, 0, 0, None, (), packed)
 
 
 @table.once
 def _rows_launch(
-    graph: EpilogueGraph, vectors: tuple[int, ...], shape: tuple[int, int], sums: str, device: str
+    graph: EpilogueGraph, vectors: tuple[int, ...], shape: tuple[int, int], sums: str, element: str, device: str
 ) -> RowsPass:
     """Return the launch of traced_rows for sums that lie row after row."""
     (m, n), card = shape, driver.find(device)
-    function = traced_function.function(graph, dtypes.get(sums).accumulator, vectors, rows=True)
+    function = traced_function.function(graph, element, vectors, rows=True)
     kernel = traced_function.rows_kernel(function, sums, n, _THREADS)
     size = dtypes.get(sums).size
     memory = View(0, (1, m, n), (0, n * size, size), sums)
-    problem = Problem(m, n, 1, sums, dtypes.get(sums).accumulator)
+    problem = Problem(m, n, 1, sums, element)
     argument = product_argument(problem, memory, memory, memory)
     handle = int(driver.function("traced_rows.cu", kernel, card.ordinal))
     grid = min(m, _BLOCKS * card.sms), 1, 1

@@ -31,7 +31,7 @@ from gemmery.arrays import View
 from gemmery.cpu import entry
 from gemmery.cpu import threads as cpu_threads
 from gemmery.cpu.packed_once import Packed
-from gemmery.errors import ArgumentError, ShapeError
+from gemmery.errors import ArgumentError, ShapeError, brief
 from gemmery.keywords import DEFAULTS, NAMES, NO_OPTIONS, Options, documented, takes_options
 
 if TYPE_CHECKING:
@@ -135,7 +135,8 @@ def _matmul(  # noqa: C901 # a function for a part of it would take 50 ns of eac
             return finished.multiplied(a, b, out, keywords, multiply)
         if keywords.get("operands") is not None:
             raise ArgumentError(
-                "operands= are those of epilogue=, which is not passed: pass a function, or leave it out"
+                f"operands={brief(keywords['operands'])} are those of epilogue=, which is not passed: pass a function, "
+                "or leave it out"
             )
     out = single(out)
     path = array_libraries.PATHS.get(type(a))

@@ -116,7 +116,7 @@ def rows_kernel(function: TracedFunction, sums: str, n: int, threads: int) -> st
     """Return the instance of traced_rows for rows of n sums of this type, which follow each other."""
     row = dtypes.get(sums)
     wide = max(4, 16 // row.size)
-    number = dtypes.get(row.accumulator).cpp
+    number = {"d": "double", "f": "float"}[function.number]
     return f"traced_rows<{row.cpp}, {number}, {function.name}, {threads}, {wide}, {wide if n % wide == 0 else 1}>"
 
 
@@ -176,7 +176,8 @@ class _Writer:
         )
         self.places = {number: place for place, number in enumerate(order)}
         counts = {"SUMS": self._sums() if self.rows else self.matrices, "LEVELS": len(levels)}
-        counts |= {"STATISTICS": len(order), "HELD": len(self.early), "STAGED": int(self.staged)}
+        short = all(dtypes.get(output.dtype).size <= 2 for output in self.graph.outputs)
+        counts |= {"STATISTICS": len(order), "HELD": len(self.early), "STAGED": int(self.staged), "SHORT": int(short)}
         parts = [
             '#pragma once\n#include "operands.cuh"' + '\n#include "tma.cuh"' * (paired or self.staged),
             f"enum {{ {name} = TRACED }};",

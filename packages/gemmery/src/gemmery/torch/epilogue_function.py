@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from gemmery import api, dtypes
 from gemmery.api import finished
+from gemmery.api.epilogue_terms import with_kinds
 from gemmery.arrays import view
 from gemmery.epilogues.gradient import COTANGENT, gradient
 from gemmery.epilogues.graph import EpilogueGraph, GraphBuilder, GraphOutput
@@ -174,7 +175,7 @@ def _function_of(name: str, derived: EpilogueGraph, count: int) -> tuple[GraphEp
 
 def _with_columns(graph: EpilogueGraph) -> EpilogueGraph:
     """Return a graph whose outputs have the kinds that follow from it."""
-    return finished.with_kinds(graph, graph.operands, "")
+    return with_kinds(graph, graph.operands, "")
 
 
 @lru_cache(maxsize=256)

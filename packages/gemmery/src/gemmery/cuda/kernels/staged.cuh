@@ -85,7 +85,7 @@ __device__ __forceinline__ float sigmoid(float x) {
 }
 __device__ __forceinline__ float silu(float x) { return x * sigmoid(x); }
 
-// The operations of functions for results of type Out, by these approximations.
+// The operations of functions whose results all have 16 bits, by these approximations.
 template <class Out> struct Approximate : Precise {
   static __device__ __forceinline__ float gelu(float x) { return gelu_of_half<Out>(0.5f * x); }
   static __device__ __forceinline__ float sigmoid(float x) { return ::sigmoid(x); }
@@ -169,6 +169,7 @@ template <bool HOLDS, int COUNT, class T, class Out>
 __device__ __forceinline__ void apply_function(float (&v)[COUNT], float (&second)[COUNT],
                                                const TmaProduct<T, Out>& p, Where at,
                                                const unsigned (*held)[COUNT / 2]) {
+  using Math = typename Select<Function::SHORT, Approximate<Out>, Precise>::type;
   constexpr int OPERANDS = HOLDS ? Function::HELD : 1;
 #pragma unroll
   for (int i = 0; i < COUNT; i += 2) {
@@ -177,7 +178,7 @@ __device__ __forceinline__ void apply_function(float (&v)[COUNT], float (&second
 #pragma unroll
     for (int j = 0; j < OPERANDS; ++j) own[j] = HOLDS ? held[j][i / 2] : 0;
     float more[2];
-    Function::apply<Approximate<Out>, HOLDS>(pair, other, operands_of(p), spot_of(p, at, i / 2), own, more);
+    Function::apply<Math, HOLDS>(pair, other, operands_of(p), spot_of(p, at, i / 2), own, more);
     v[i] = pair[0];
     v[i + 1] = pair[1];
     if constexpr (Function::STAGED) {

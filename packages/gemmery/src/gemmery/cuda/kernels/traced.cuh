@@ -6,7 +6,7 @@
 struct Operands {};
 
 struct Function {
-  enum { SUMS = 1, STATISTICS = 0, HELD = 0, STAGED = 0 };
+  enum { SUMS = 1, STATISTICS = 0, HELD = 0, STAGED = 0, SHORT = 0 };
   static __device__ __forceinline__ Chunk<unsigned, 4> hold(int, const Operands&, Spot) { return {}; }
   static __device__ __forceinline__ void ask(const Operands&, Spot) {}
   template <class Math, bool HOLDS = false, int WIDTH, class S>

@@ -112,7 +112,10 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
     }
     Where at = {};
     if (AHEAD) at = place();
-    if constexpr (ASKS<EPILOGUE>) ptx::bar_arrive(4, Tiles::WARPGROUPS * 128 + 32);
+    // Not only to arrive: two tiles ahead of the warp that asks, the barrier would end without it, and it would wait on.
+    if constexpr (ASKS<EPILOGUE>) {
+      if (warp / 4 == 0) ptx::bar_sync(4, 128 + 32);
+    }
     bool passes = order.passes(warp / 4);
     if (AHEAD) order.next();
     if (passes) {
@@ -280,7 +283,7 @@ __device__ __forceinline__ void product(const TmaProduct<T, Out>& p, char* share
       }
     } else if (ASKS<EPILOGUE> && threadIdx.x / 32 == 1) {
       for (; order.more(); order.next()) {
-        ptx::bar_sync(4, Tiles::WARPGROUPS * 128 + 32);  // the consumers begin with this tile
+        ptx::bar_sync(4, 128 + 32);  // the first consumers begin with this tile
         ask_for_operands<Tiles>(p, order.tile);
       }
     }

@@ -1,0 +1,160 @@
+"""A product with an epilogue before it is known where it runs: its weights, options, shape, types, and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gemmery import dtypes
+from gemmery.api import array_libraries
+from gemmery.api.compute import writable
+from gemmery.api.options import dtype_name, result_types, viewed
+from gemmery.api.promote import promoted
+from gemmery.arrange import Ints, result_shape
+from gemmery.arrays import View, view
+from gemmery.cpu.packed_once import Packed
+from gemmery.epilogues.graph import EpilogueGraph, GraphOperand, GraphOutput
+from gemmery.epilogues.trace import Epilogue
+from gemmery.errors import ArgumentError, DTypeError, ShapeError
+from gemmery.keywords import Options
+from gemmery.tuples import NamedTuple
+
+
+class Shapes(NamedTuple):
+    """The shape of a product: a batch of m x n, where m or n is missing for a vector."""
+
+    batch: Ints
+    m: int
+    n: int
+    rows: bool = True  # False where A is a vector: results then have no dimension of m
+    columns: bool = True  # False where B is one
+
+    def of(self, kind: str) -> Ints:
+        """Return the shape of an output of a kind, as the caller sees it."""
+        columns = (1,) if kind == "column" else (self.n,) * self.columns
+        return (*self.batch, *(self.m,) * self.rows, *columns)
+
+
+def weights_of(b: Any, options: Options) -> tuple[Any, ...]:
+    """Return the weights of a product with an epilogue. Raises ArgumentError for what excludes one."""
+    weights = b if isinstance(b, tuple) else (b,)
+    if len(weights) not in (1, 2):
+        raise ArgumentError(f"b is a tuple of {len(weights)}: with an epilogue it may have one or two matrices")
+    if any(isinstance(weight, Packed) or type(weight) in array_libraries.QUANTIZED for weight in weights):
+        raise ArgumentError("epilogue= takes plain matrices: pass b before it was packed, or b.dequantize()")
+    for name, way_out in _EXCLUDED.items():
+        if getattr(options, name) is not None:
+            raise ArgumentError(f"{name}= and epilogue= exclude each other: {way_out}")
+    return weights
+
+
+_EXCLUDED = {
+    "bias": "write the bias in the epilogue's function",
+    "activation": "write the activation in the epilogue's function",
+    "semiring": "apply the function to the result",
+}
+
+
+def check_values(function: Epilogue, operands: Mapping[str, Any], count: int) -> None:
+    """Raise ArgumentError unless all parameters after the sums have a value."""
+    for name in function.parameters[count:]:
+        if name not in operands:
+            raise ArgumentError(
+                f"epilogue {function.__name__} has no value for its parameter {name!r}: bind it by name, "
+                f"{function.__name__}({name}=...), or pass operands={{{name!r}: ...}}"
+            )
+
+
+def operand_view(name: str, value: Any) -> View:
+    """Return the view of an operand. Raises DTypeError for complex numbers."""
+    given = viewed(f"operand {name!r}", value)
+    if dtypes.get(given.dtype).kind == "c":
+        raise DTypeError(f"operand {name!r} is {given.dtype}: an epilogue computes real numbers")
+    return given
+
+
+def sides_of(name: str, shape: Ints, batch: Ints, m: int, n: int) -> tuple[Ints, int, int]:
+    """Return the batch, rows and columns of an operand. Raises ShapeError if it does not broadcast to the product."""
+    outer, rows, columns = shape[:-2], *((1, 1, *shape)[-2:])
+    broadcasts = len(outer) <= len(batch) and all(
+        own in (1, full) for own, full in zip(reversed(outer), reversed(batch), strict=False)
+    )
+    if not broadcasts or rows not in (1, m) or columns not in (1, n):
+        raise ShapeError(
+            f"operand {name!r} has shape {shape}, and the product {(*batch, m, n)}: an operand is a number, "
+            f"({n},) for the columns, ({m}, 1) for the rows, or ({m}, {n}), with batch dimensions that broadcast"
+        )
+    return outer, rows, columns
+
+
+def shapes_of(x: View, ys: Sequence[View]) -> Shapes:
+    """Return the shape of the products of `x`. Raises ShapeError for weights whose products differ in shape."""
+    shape = result_shape(x.shape, ys[0].shape)
+    if any(result_shape(x.shape, y.shape) != shape for y in ys):
+        raise ShapeError(f"the weights have shapes {ys[0].shape} and {ys[1].shape}; their products must have one shape")
+    rows, columns = len(x.shape) > 1, len(ys[0].shape) > 1
+    batch = shape[: len(shape) - rows - columns]
+    return Shapes(batch, x.shape[-2] if rows else 1, ys[0].shape[-1] if columns else 1, rows, columns)
+
+
+def types_of(x: View, ys: Sequence[View], dtype: Any) -> tuple[str, str]:
+    """Return the types of the sums and of the result. Raises DTypeError for bools and complex numbers."""
+    common = promoted(x.dtype, ys[0].dtype)
+    if any(promoted(x.dtype, y.dtype) != common for y in ys):
+        raise DTypeError(f"the weights are {ys[0].dtype} and {ys[1].dtype}: convert one to the type of the other")
+    row = dtypes.get(common)
+    if row.kind in "cb":
+        raise DTypeError(
+            f"an epilogue computes real numbers, and the product is {row.numpy}: convert the operands first"
+        )
+    if row.kind == "f":
+        result = result_types(x, ys[0], dtype)[1]
+        return dtypes.get(result).accumulator, result
+    result = ("f32" if row.size <= _EXACT else "f64") if dtype is None else dtype_name(dtype)
+    if dtypes.get(result).kind != "f":
+        raise DTypeError(
+            f"the result of an epilogue of {row.numpy} is a floating-point type, not {result}: cast it after"
+        )
+    return row.accumulator, result
+
+
+_EXACT = 2  # bytes of integers whose sums are converted to float32; those of longer ones to float64
+
+
+def with_kinds(graph: EpilogueGraph, operands: Sequence[GraphOperand], result: str) -> EpilogueGraph:
+    """Return a graph whose operands have kinds, and whose outputs have the kinds that follow and types."""
+    graph = graph.bound(operands, (result,) * len(graph.outputs))
+    kinds = graph.kinds()
+    late = graph.after_rows | set(graph.statistics)
+    return graph._replace(
+        outputs=tuple(
+            output._replace(
+                kind="column" if kinds[output.node] in ("column", "number") and output.node in late else "matrix"
+            )
+            for output in graph.outputs
+        )
+    )
+
+
+def outs_of(out: Any, count: int) -> tuple[Any, ...]:
+    """Return the `out` of each result, or None for each."""
+    outs = out if isinstance(out, tuple) else (out,) * (1 if out is not None else count)
+    if len(outs) != count:
+        raise ArgumentError(
+            f"out is {len(outs)} arrays, and the epilogue returns {count} results: pass a tuple of {count}"
+        )
+    return outs
+
+
+def out_of(out: Any, output: GraphOutput, shape: Ints) -> View:
+    """Return the memory of an `out`, with codes of 8 bits as int8. Raises the errors of `matmul` for a wrong one."""
+    target, stored = view(out), stored_as(output.dtype)
+    if stored != output.dtype and target.dtype == output.dtype:
+        target = target._replace(dtype=stored)
+    writable(target, shape, stored)
+    return target
+
+
+def stored_as(dtype: str) -> str:
+    """Return the type in memory of an output; codes of 8 bits are int8 there."""
+    return "int8" if dtypes.get(dtype).size == 1 else dtype

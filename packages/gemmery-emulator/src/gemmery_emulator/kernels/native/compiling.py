@@ -17,7 +17,7 @@ from gemmery_emulator.lower import LoweredKernel
 
 # The part of a block's instructions that may be without code: each takes NumPy longer than a whole short block;
 # and where all blocks are compiled.
-FEW, SOME = 1 / 32, 1 / 4
+FEW, SOME = 1 / 8, 1 / 4
 # What decides when a block is compiled, in seconds: NumPy's time for an instruction and for one of its threads, and
 # LLVM's for a module and for an instruction.
 STEP, THREAD, MODULE, INSTRUCTION = 10e-6, 1.5e-9, 30e-3, 0.8e-3

@@ -18,8 +18,9 @@ from gemmery_emulator.convergence import Shuffled
 from gemmery_emulator.counters import Counters
 from gemmery_emulator.findings import Findings
 from gemmery_emulator.kernels.native import layout
+from gemmery_emulator.kernels.native.buffers import Buffers
 from gemmery_emulator.kernels.native.compiling import Native, turns
-from gemmery_emulator.kernels.native.layout import ACCESS, BLOCK, CONTEXT, ENTRIES, ENTRY, FLAGS, Record
+from gemmery_emulator.kernels.native.layout import ACCESS, BLOCK, CONTEXT, ENTRIES, Record
 from gemmery_emulator.kernels.native.sharing import Races, count_rows
 from gemmery_emulator.lockstep import LockStep
 from gemmery_emulator.machine import Access
@@ -113,6 +114,7 @@ class Engine:
         if not self._ready:
             return
         self._count_patterns()
+        self._buffers.give_back()
         table, machine = self._blocks, self._machine
         for number in np.flatnonzero(table.column("every_warp")).tolist():
             block = self._program.blocks[number]
@@ -231,20 +233,18 @@ class Engine:
         self._records[0] = access
         kinds = [np.dtype(np.bool_ if kind == "?" else kind) for kind in translation.stored]
         known = sorted({*program.slots.values(), *program.provided.values()})
-        self._values: dict[int, NDArray[Any]] = {slot: np.zeros(threads, kinds[slot]) for slot in known}
+        self._buffers = own = Buffers.taken(threads, len(known))
+        self._values: dict[int, NDArray[Any]] = {
+            slot: row[: threads * kinds[slot].itemsize].view(kinds[slot])
+            for slot, row in zip(known, own.rows, strict=False)
+        }
         self._registers = np.zeros(max(known, default=0) + 1, np.int64)
         for slot, values in self._values.items():
             self._registers[slot] = values.__array_interface__["data"][0]
-        self._places = np.zeros(threads, np.int32)
-        self._mask, self._ran, self._goes = np.zeros((3, threads + FLAGS), np.uint8)
-        self._full = np.ones(threads + FLAGS, np.uint8)
-        self._addresses, self._bases = np.zeros((2, threads), np.int64)
-        self._bases += machine.shared.base
-        self._lanes, self._every_lane = np.zeros(threads + 1, np.int32), np.arange(threads, dtype=np.int32)
-        self._touched = np.empty((4, 32 * threads), np.int64)
-        self._entries = np.zeros((ENTRIES + 1, ENTRY), np.int64)
-        self._slots = np.zeros(layout.SLOTS, np.int32)
-        self._found = np.zeros(machine.warps, np.int64)
+        self._places, self._mask, self._ran, self._full = own.places, own.mask, own.ran, own.full
+        self._entries, self._slots = own.entries, own.slots
+        bases = np.broadcast_to(np.asarray(machine.shared.base, np.int64), (threads,))
+        own.bases[:] = bases
         arrays = [(each.start, each.stop) for each in machine.memory.allocations] or [(0, 0)]
         self._arrays = np.array(arrays, np.int64)
         numbers = {
@@ -254,12 +254,12 @@ class Engine:
         }  # fmt: skip
         buffers = {
             "places": self._places, "mask": self._mask, "full": self._full, "ran": self._ran,
-            "registers": self._registers, "addresses": self._addresses, "lanes": self._lanes,
-            "every_lane": self._every_lane, "before": self._touched[0], "where": self._touched[1],
-            "stamps": self._touched[2], "who": self._touched[3], "goes": self._goes, "blocks": self._blocks.words,
-            "access": self._records, "found": self._found,
+            "registers": self._registers, "addresses": own.addresses, "lanes": own.lanes,
+            "every_lane": own.every_lane, "before": own.touched[0], "where": own.touched[1],
+            "stamps": own.touched[2], "who": own.touched[3], "goes": own.goes, "blocks": self._blocks.words,
+            "access": self._records, "found": own.found,
             "parameters": machine.parameters, "memory": machine.memory.data, "shared": machine.shared.data,
-            "bases": self._bases, "arrays": self._arrays, "entries": self._entries, "slots": self._slots,
+            "bases": own.bases, "arrays": self._arrays, "entries": self._entries, "slots": self._slots,
         }  # fmt: skip
         for name, value in (*numbers.items(), *buffers.items()):
             self._context.set(name, value)

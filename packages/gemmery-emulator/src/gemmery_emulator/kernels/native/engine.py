@@ -19,7 +19,7 @@ from gemmery_emulator.counters import Counters
 from gemmery_emulator.findings import Findings
 from gemmery_emulator.kernels.native import layout
 from gemmery_emulator.kernels.native.buffers import Buffers
-from gemmery_emulator.kernels.native.compiling import Native, turns
+from gemmery_emulator.kernels.native.compiling import PAUSE, Native, turns
 from gemmery_emulator.kernels.native.layout import ACCESS, BLOCK, CONTEXT, ENTRIES, Record
 from gemmery_emulator.kernels.native.sharing import Races, count_rows
 from gemmery_emulator.lockstep import LockStep
@@ -75,7 +75,9 @@ class Engine:
         self._races = Races(machine, findings, self._translation) if findings is not None else None
         self.useful = self._races is None or not self._races.hidden
         self._ready = False
-        self._failed = self._pause = 0
+        self._failed = 0
+        self._pause = native.pause if native.pause > PAUSE and not native.eager else 0
+        self._spent = 0.0  # what NumPy needed for blocks that have code, in seconds
         self._stale = 0  # the number of the latest compiled run
         self.ran: Mask = None  # the threads of the latest run
 
@@ -90,8 +92,11 @@ class Engine:
             block = self._program.blocks[at]
             if self._kept and any(index in self._unseen for index in range(block.first, block.last)):
                 self._tell_fetched()
-        if self._native.executed(at, self._machine.threads) and self._ready:
-            self._bind_blocks()
+        if self._native.executed(at, self._machine.threads):
+            if self._ready:
+                self._bind_blocks()
+        elif not self._ready and at in self._native.code:
+            self._spent += self._native.seconds(at, self._machine.threads)
 
     def _tell_fetched(self) -> None:
         """Tell the recorder of pictures what compiled blocks loaded, before it sees what is stored."""
@@ -111,18 +116,22 @@ class Engine:
 
     def finish(self) -> None:
         """Tell the counters what compiled blocks did, at the end of a chunk."""
+        native = self._native
         if not self._ready:
+            native.latest = self._spent
             return
         self._count_patterns()
         self._buffers.give_back()
         table, machine = self._blocks, self._machine
         for number in np.flatnonzero(table.column("every_warp")).tolist():
             block = self._program.blocks[number]
+            warps, threads = table.get("every_warp", number), table.get("every_thread", number)
+            self._spent += native.seconds(number, machine.threads) * warps / machine.warps
             for counters in self._counters:
-                warps, threads = table.get("every_warp", number), table.get("every_thread", number)
                 counters.executed(machine, block.first, block.last, warps, threads)
                 branches = table.get("branches", number), table.get("divergent", number)
                 counters.branched(block.last - 1, *branches)
+        native.latest = self._spent
 
     # ---- running ----
 
@@ -131,6 +140,8 @@ class Engine:
         if allowance < LEAST or not self._native.code or not self._may_run():
             return 0
         if not self._ready:
+            if not self._native.worth(self._spent, self._machine.threads):
+                return 0
             self._make()
         if not self._prepare():
             return 0
@@ -139,9 +150,12 @@ class Engine:
         why = self._run(ctx.address())
         together, at, steps = bool(ctx.get("uniform")), ctx.get("at"), ctx.get("steps")
         self._return(together, at)
-        expected = why > layout.END and why - layout.INSIDE in self._unseen  # Python executes each access once
+        # Python executes each access once, and looks at each branch that parts threads for the first time.
+        expected = why - layout.INSIDE in self._unseen if why > layout.END else at in self._undiverged
         long = why > layout.END and self._native.lengths[at] >= LONG
         self._failed = 0 if steps >= LEAST or expected or long else self._failed + 1
+        if steps >= PAUSE:
+            self._native.pause = PAUSE
         if self._failed > 3 and not self._native.eager:
             self._pause, self._failed = self._native.pause, 0
             self._native.pause = min(2 * self._native.pause, LONGEST)

@@ -98,7 +98,7 @@ class _Warp:
 
 
 def _look(module: Module) -> None:
-    """Find the bounds of an access in `least`, `most` and `every`, and in `found` the entry of each warp if it is the latest one."""
+    """Find the bounds of an access, and in `found` the entry of each warp, as far as that is the latest one."""
     with module.function("look", ("ptr", "ctx"), ("ptr", "desc"), ("ptr", "mask"), local=True, returns="i64") as f:
         g, d = Fields(f, f["ctx"], CONTEXT), Fields(f, f["desc"], ACCESS)
         number, latest, found = d.get("number"), d.get("latest"), g.pointer("found")

@@ -1,4 +1,4 @@
-"""The arrays of compiled blocks, which one chunk leaves to the next: fresh pages cost a short launch more than its work."""
+"""The arrays of compiled blocks, which one chunk leaves to the next: fresh pages cost more than a short launch."""
 
 from __future__ import annotations
 

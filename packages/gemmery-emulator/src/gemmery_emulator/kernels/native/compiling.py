@@ -18,10 +18,12 @@ from gemmery_emulator.lower import LoweredKernel
 # The part of a block's instructions that may be without code: each takes NumPy longer than a whole short block;
 # and where all blocks are compiled.
 FEW, SOME = 1 / 32, 1 / 4
-# What decides when a block is compiled and when it is used, in seconds: NumPy's time for an instruction and for one of
-# its threads, the same for an access; LLVM's for a module and for an instruction; and that to prepare a chunk.
-STEP, THREAD = 4e-6, 0.5e-9
-ACCESS, ACCESS_THREAD = 50e-6, 10e-9
+# What decides when a block is compiled, in seconds: NumPy's time for an instruction and for one of its threads, and
+# LLVM's for a module and for an instruction. What decides whether a chunk is prepared for it: the least that NumPy takes
+# for an instruction that computes, the same for an access, and the cost of preparing; docs/findings/emulator_speed.md.
+USUAL, USUAL_THREAD = 10e-6, 1.5e-9
+STEP, THREAD = 2e-6, 0.25e-9
+ACCESS, ACCESS_THREAD = 20e-6, 5e-9
 MODULE, INSTRUCTION = 30e-3, 0.8e-3
 CHUNK, CHUNK_THREAD = 0.3e-3, 20e-9
 PAUSE = 64  # blocks that NumPy executes after several calls that came to nothing, then twice as many each time
@@ -67,7 +69,7 @@ class Native:
         if at in self.code or self.eager or not self.fit[at]:
             return False
         self.counts[at] += 1
-        self._spent += self.seconds(at, threads)
+        self._spent += self.lengths[at] * (USUAL + USUAL_THREAD * threads)
         if not self._chosen and self._spent > SOON:
             self._choose()
         if not self._chosen or self._spent < self._cost:

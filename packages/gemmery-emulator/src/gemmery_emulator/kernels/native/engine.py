@@ -151,7 +151,9 @@ class Engine:
         together, at, steps = bool(ctx.get("uniform")), ctx.get("at"), ctx.get("steps")
         self._return(together, at)
         # Python executes each access once, and looks at each branch that parts threads for the first time.
-        expected = why - layout.INSIDE in self._unseen if why > layout.END else at in self._undiverged
+        expected = (
+            why - layout.INSIDE in self._unseen if why > layout.END else why == layout.END and at in self._undiverged
+        )
         long = why > layout.END and self._native.lengths[at] >= LONG
         self._failed = 0 if steps >= LEAST or expected or long else self._failed + 1
         if steps >= PAUSE:

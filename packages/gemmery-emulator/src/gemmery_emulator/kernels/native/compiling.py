@@ -19,7 +19,7 @@ from gemmery_emulator.lower import LoweredKernel
 # and where all blocks are compiled.
 FEW, SOME = 1 / 32, 1 / 4
 # What decides when a block is compiled, in seconds: NumPy's time for an instruction and for one of its threads, and
-# LLVM's for a module and for an instruction. What decides whether a chunk is prepared for it: the least that NumPy takes
+# LLVM's for a module and for an instruction. What decides whether a chunk is prepared: the least that NumPy takes
 # for an instruction that computes, the same for an access, and the cost of preparing; docs/findings/emulator_speed.md.
 USUAL, USUAL_THREAD = 10e-6, 1.5e-9
 STEP, THREAD = 2e-6, 0.25e-9

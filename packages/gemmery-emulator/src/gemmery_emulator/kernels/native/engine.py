@@ -75,7 +75,7 @@ class Engine:
         self._races = Races(machine, findings, self._translation) if findings is not None else None
         self.useful = self._races is None or not self._races.hidden
         self._ready = False
-        self._failed = 0
+        self._failed, self._early = 0, 16  # calls that may end at branches, before these have parted threads
         self._pause = native.pause if native.pause > PAUSE and not native.eager else 0
         self._spent = 0.0  # what NumPy needed for blocks that have code, in seconds
         self._stale = 0  # the number of the latest compiled run
@@ -152,8 +152,9 @@ class Engine:
         self._return(together, at)
         # Python executes each access once, and looks at each branch that parts threads for the first time.
         expected = (
-            why - layout.INSIDE in self._unseen if why > layout.END else why == layout.END and at in self._undiverged
+            why - layout.INSIDE in self._unseen if why > layout.END else self._early > 0 and at in self._undiverged
         )
+        self._early -= 1
         long = why > layout.END and self._native.lengths[at] >= LONG
         self._failed = 0 if steps >= LEAST or expected or long else self._failed + 1
         if steps >= PAUSE:

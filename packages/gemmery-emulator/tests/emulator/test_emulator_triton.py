@@ -49,7 +49,9 @@ def compiled(function, signature, **constants):
     signature = {**signature, **dict.fromkeys(constants, "constexpr")}
     aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind[0] in "*i"}
     source = compiler.ASTSource(fn=function, signature=signature, constexprs=constants, attrs=aligned)
-    return triton.compile(source, target=targets.GPUTarget("cuda", 100, 32), options={"num_warps": 4})
+    return triton.compile(
+        source, target=targets.GPUTarget("cuda", 100, 32), options={"num_warps": 4, "enable_fp_fusion": True}
+    )
 
 
 def run(kernel, grid, args, threads, seed):

@@ -50,7 +50,7 @@ class Streams:
     def barrier(self, machine: Machine, index: int, number: int, mask: Mask) -> None:
         """Warps arrive at a barrier of their blocks and leave it together; at bar.arrive they only arrive."""
         warps = range(len(self.events)) if mask is None else _warps(np.flatnonzero(mask))
-        only = "arrive" in machine.kernel.instructions[index].opcode.spelling
+        only = "arrive" in machine.kernel.instructions[index].opcode.modifiers
         blocks = {warp // self._each for warp in warps}
         for warp in warps:
             block = warp // self._each

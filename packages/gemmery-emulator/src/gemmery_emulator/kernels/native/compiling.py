@@ -19,8 +19,14 @@ from gemmery_emulator.lower import LoweredKernel
 # and where all blocks are compiled.
 FEW, SOME = 1 / 32, 1 / 4
 # What decides when a block is compiled, in seconds: NumPy's time for an instruction and for one of its threads, and
-# LLVM's for a module and for an instruction.
-STEP, THREAD, MODULE, INSTRUCTION = 10e-6, 1.5e-9, 30e-3, 0.8e-3
+# LLVM's for a module and for an instruction. What decides whether a chunk is prepared: the least that NumPy takes
+# for an instruction that computes, the same for an access, and the cost of preparing; docs/findings/emulator_speed.md.
+USUAL, USUAL_THREAD = 10e-6, 1.5e-9
+STEP, THREAD = 2e-6, 0.25e-9
+ACCESS, ACCESS_THREAD = 20e-6, 5e-9
+MODULE, INSTRUCTION = 30e-3, 0.8e-3
+CHUNK, CHUNK_THREAD = 0.3e-3, 20e-9
+PAUSE = 64  # blocks that NumPy executes after several calls that came to nothing, then twice as many each time
 SOON, OFTEN = 5e-3, 3  # seconds before blocks are chosen, which were executed so often
 
 
@@ -36,19 +42,34 @@ class Native:
         self._chosen: list[int] = []
         self.fit = self._fitting(FEW)
         self.lengths = [block.last - block.first for block in program.blocks]
-        self.pause = 64  # blocks that NumPy executes after several calls that came to nothing, twice as many each time
+        accesses = [
+            sum(block.first <= index < block.last for index in self.translation.moves) for block in program.blocks
+        ]
+        self._accesses = accesses
+        self.pause = PAUSE
+        self.latest = 0.0  # what NumPy needs, or would have needed, for the blocks of the latest chunk that have code
         self.eager = False  # whether all blocks were compiled before they ran
 
     def _fitting(self, few: float) -> list[bool]:
         """Return whether each block has code for all but this part of its instructions."""
         return [self.translation.share(block) >= 1 - few and not block.waits for block in self.program.blocks]
 
+    def seconds(self, at: int, threads: int) -> float:
+        """Return about what NumPy needs for a block."""
+        accesses = self._accesses[at]
+        others = self.lengths[at] - accesses
+        return others * (STEP + THREAD * threads) + accesses * (ACCESS + ACCESS_THREAD * threads)
+
+    def worth(self, spent: float, threads: int) -> bool:
+        """Whether to prepare a chunk for compiled code, in whose blocks NumPy has spent so much."""
+        return self.eager or max(spent, self.latest) > CHUNK + CHUNK_THREAD * threads
+
     def executed(self, at: int, threads: int) -> bool:
         """Note that NumPy executes a block; True if blocks were compiled because of that."""
         if at in self.code or self.eager or not self.fit[at]:
             return False
         self.counts[at] += 1
-        self._spent += self.lengths[at] * (STEP + THREAD * threads)
+        self._spent += self.lengths[at] * (USUAL + USUAL_THREAD * threads)
         if not self._chosen and self._spent > SOON:
             self._choose()
         if not self._chosen or self._spent < self._cost:

@@ -18,8 +18,9 @@ from gemmery_emulator.convergence import Shuffled
 from gemmery_emulator.counters import Counters
 from gemmery_emulator.findings import Findings
 from gemmery_emulator.kernels.native import layout
-from gemmery_emulator.kernels.native.compiling import Native, turns
-from gemmery_emulator.kernels.native.layout import ACCESS, BLOCK, CONTEXT, ENTRIES, ENTRY, FLAGS, Record
+from gemmery_emulator.kernels.native.buffers import Buffers
+from gemmery_emulator.kernels.native.compiling import PAUSE, Native, turns
+from gemmery_emulator.kernels.native.layout import ACCESS, BLOCK, CONTEXT, ENTRIES, Record
 from gemmery_emulator.kernels.native.sharing import Races, count_rows
 from gemmery_emulator.lockstep import LockStep
 from gemmery_emulator.machine import Access
@@ -74,7 +75,9 @@ class Engine:
         self._races = Races(machine, findings, self._translation) if findings is not None else None
         self.useful = self._races is None or not self._races.hidden
         self._ready = False
-        self._failed = self._pause = 0
+        self._failed, self._early = 0, 16  # calls that may end at branches, before these have parted threads
+        self._pause = native.pause if native.pause > PAUSE and not native.eager else 0
+        self._spent = 0.0  # what NumPy needed for blocks that have code, in seconds
         self._stale = 0  # the number of the latest compiled run
         self.ran: Mask = None  # the threads of the latest run
 
@@ -89,8 +92,11 @@ class Engine:
             block = self._program.blocks[at]
             if self._kept and any(index in self._unseen for index in range(block.first, block.last)):
                 self._tell_fetched()
-        if self._native.executed(at, self._machine.threads) and self._ready:
-            self._bind_blocks()
+        if self._native.executed(at, self._machine.threads):
+            if self._ready:
+                self._bind_blocks()
+        elif not self._ready and at in self._native.code:
+            self._spent += self._native.seconds(at, self._machine.threads)
 
     def _tell_fetched(self) -> None:
         """Tell the recorder of pictures what compiled blocks loaded, before it sees what is stored."""
@@ -110,17 +116,22 @@ class Engine:
 
     def finish(self) -> None:
         """Tell the counters what compiled blocks did, at the end of a chunk."""
+        native = self._native
         if not self._ready:
+            native.latest = self._spent
             return
         self._count_patterns()
+        self._buffers.give_back()
         table, machine = self._blocks, self._machine
         for number in np.flatnonzero(table.column("every_warp")).tolist():
             block = self._program.blocks[number]
+            warps, threads = table.get("every_warp", number), table.get("every_thread", number)
+            self._spent += native.seconds(number, machine.threads) * warps / machine.warps
             for counters in self._counters:
-                warps, threads = table.get("every_warp", number), table.get("every_thread", number)
                 counters.executed(machine, block.first, block.last, warps, threads)
                 branches = table.get("branches", number), table.get("divergent", number)
                 counters.branched(block.last - 1, *branches)
+        native.latest = self._spent
 
     # ---- running ----
 
@@ -129,6 +140,8 @@ class Engine:
         if allowance < LEAST or not self._native.code or not self._may_run():
             return 0
         if not self._ready:
+            if not self._native.worth(self._spent, self._machine.threads):
+                return 0
             self._make()
         if not self._prepare():
             return 0
@@ -137,9 +150,15 @@ class Engine:
         why = self._run(ctx.address())
         together, at, steps = bool(ctx.get("uniform")), ctx.get("at"), ctx.get("steps")
         self._return(together, at)
-        expected = why > layout.END and why - layout.INSIDE in self._unseen  # Python executes each access once
+        # Python executes each access once, and looks at each branch that parts threads for the first time.
+        expected = (
+            why - layout.INSIDE in self._unseen if why > layout.END else self._early > 0 and at in self._undiverged
+        )
+        self._early -= 1
         long = why > layout.END and self._native.lengths[at] >= LONG
         self._failed = 0 if steps >= LEAST or expected or long else self._failed + 1
+        if steps >= PAUSE:
+            self._native.pause = PAUSE
         if self._failed > 3 and not self._native.eager:
             self._pause, self._failed = self._native.pause, 0
             self._native.pause = min(2 * self._native.pause, LONGEST)
@@ -231,20 +250,18 @@ class Engine:
         self._records[0] = access
         kinds = [np.dtype(np.bool_ if kind == "?" else kind) for kind in translation.stored]
         known = sorted({*program.slots.values(), *program.provided.values()})
-        self._values: dict[int, NDArray[Any]] = {slot: np.zeros(threads, kinds[slot]) for slot in known}
+        self._buffers = own = Buffers.taken(threads, len(known))
+        self._values: dict[int, NDArray[Any]] = {
+            slot: row[: threads * kinds[slot].itemsize].view(kinds[slot])
+            for slot, row in zip(known, own.rows, strict=False)
+        }
         self._registers = np.zeros(max(known, default=0) + 1, np.int64)
         for slot, values in self._values.items():
             self._registers[slot] = values.__array_interface__["data"][0]
-        self._places = np.zeros(threads, np.int32)
-        self._mask, self._ran, self._goes = np.zeros((3, threads + FLAGS), np.uint8)
-        self._full = np.ones(threads + FLAGS, np.uint8)
-        self._addresses, self._bases = np.zeros((2, threads), np.int64)
-        self._bases += machine.shared.base
-        self._lanes, self._every_lane = np.zeros(threads + 1, np.int32), np.arange(threads, dtype=np.int32)
-        self._touched = np.empty((4, 32 * threads), np.int64)
-        self._entries = np.zeros((ENTRIES + 1, ENTRY), np.int64)
-        self._slots = np.zeros(layout.SLOTS, np.int32)
-        self._found = np.zeros(machine.warps, np.int64)
+        self._places, self._mask, self._ran, self._full = own.places, own.mask, own.ran, own.full
+        self._entries, self._slots = own.entries, own.slots
+        bases = np.broadcast_to(np.asarray(machine.shared.base, np.int64), (threads,))
+        own.bases[:] = bases
         arrays = [(each.start, each.stop) for each in machine.memory.allocations] or [(0, 0)]
         self._arrays = np.array(arrays, np.int64)
         numbers = {
@@ -254,12 +271,12 @@ class Engine:
         }  # fmt: skip
         buffers = {
             "places": self._places, "mask": self._mask, "full": self._full, "ran": self._ran,
-            "registers": self._registers, "addresses": self._addresses, "lanes": self._lanes,
-            "every_lane": self._every_lane, "before": self._touched[0], "where": self._touched[1],
-            "stamps": self._touched[2], "who": self._touched[3], "goes": self._goes, "blocks": self._blocks.words,
-            "access": self._records, "found": self._found,
+            "registers": self._registers, "addresses": own.addresses, "lanes": own.lanes,
+            "every_lane": own.every_lane, "before": own.touched[0], "where": own.touched[1],
+            "stamps": own.touched[2], "who": own.touched[3], "goes": own.goes, "blocks": self._blocks.words,
+            "access": self._records, "found": own.found,
             "parameters": machine.parameters, "memory": machine.memory.data, "shared": machine.shared.data,
-            "bases": self._bases, "arrays": self._arrays, "entries": self._entries, "slots": self._slots,
+            "bases": own.bases, "arrays": self._arrays, "entries": self._entries, "slots": self._slots,
         }  # fmt: skip
         for name, value in (*numbers.items(), *buffers.items()):
             self._context.set(name, value)

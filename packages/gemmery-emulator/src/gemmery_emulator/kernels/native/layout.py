@@ -13,8 +13,9 @@ WORD = 8  # bytes of a field
 LANES = 8  # threads whose values are in one vector
 # Entries for different accesses of warps: what was accessed, by which lanes, how often, a hash, then 32 addresses.
 ENTRY, ENTRIES, SLOTS = 40, 8192, 1 << 14
-FORM = 4  # the word of an entry that says how a whole warp's addresses follow each other:
-APART, EQUAL, CONSECUTIVE = range(3)
+NOT_ACTIVE, NOT_FOUND = -1, -2  # in `found`, for a warp without an entry
+FORM = 4  # the word of an entry that says whether the addresses of each vector of lanes are equal, or without gaps
+BOUNDS = (5, 6, 7)  # the words with the least and the greatest of the addresses, and all their bits
 RELATIVE = 8  # the word of an entry with its first address
 FLAGS = 8  # bytes beyond the threads in arrays of flags
 
@@ -90,6 +91,9 @@ CONTEXT = [
     "slots",
     "used",
     "found",
+    "least",
+    "most",
+    "every",
 ]
 # An instruction that accesses memory.
 ACCESS = [

@@ -1,0 +1,50 @@
+"""The arrays of compiled blocks, which one chunk leaves to the next: fresh pages cost more than a short launch."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from gemmery_emulator.kernels.native.layout import ENTRIES, ENTRY, FLAGS, SLOTS
+
+KEPT = 2  # sets of arrays that wait for the next chunk
+LINE = 64  # bytes of a line of a cache
+APART = LINE * 9  # bytes between registers beyond their values, so that they do not share lines of a cache's set
+_waiting: list[Buffers] = []
+_lock = threading.Lock()
+
+
+class Buffers:
+    """Arrays for so many threads and registers; `entries`, `slots` and what follows the flags are 0 in between."""
+
+    def __init__(self, threads: int, registers: int) -> None:
+        self.threads = threads
+        row = 8 * threads + APART
+        room = np.empty(registers * row + LINE, np.uint8)
+        start = -room.__array_interface__["data"][0] % LINE
+        self.rows = room[start : start + registers * row].reshape(registers, row)
+        self.places = np.zeros(threads, np.int32)
+        self.mask, self.ran, self.goes = np.zeros((3, threads + FLAGS), np.uint8)
+        self.full = np.ones(threads + FLAGS, np.uint8)
+        self.addresses, self.bases = np.zeros((2, threads), np.int64)
+        self.lanes, self.every_lane = np.zeros(threads + 1, np.int32), np.arange(threads, dtype=np.int32)
+        self.touched = np.empty((4, 32 * threads), np.int64)
+        self.entries = np.zeros((ENTRIES + 1, ENTRY), np.int64)
+        self.slots = np.zeros(SLOTS, np.int32)
+        self.found = np.zeros(threads // 32, np.int64)
+
+    @staticmethod
+    def taken(threads: int, registers: int) -> Buffers:
+        """Return arrays that nobody uses."""
+        with _lock:
+            for number, each in enumerate(_waiting):
+                if each.threads == threads and len(each.rows) >= registers:
+                    return _waiting.pop(number)
+        return Buffers(threads, registers)
+
+    def give_back(self) -> None:
+        """Leave the arrays to the next chunk."""
+        with _lock:
+            _waiting.append(self)
+            del _waiting[:-KEPT]

@@ -1,4 +1,4 @@
-"""Clocks of warps: examples worked out by hand, and the timeline of a run."""
+"""WarpClocks of warps: examples worked out by hand, and the timeline of a run."""
 
 import json
 from itertools import pairwise
@@ -9,12 +9,12 @@ import pytest
 import gemmery as gm
 from gemmery.cuda.pipes import pipes_of
 from gemmery.errors import DeviceError, EmulationError
-from gemmery_emulator.pace.clocks import Arrives, Awaits, Clocks, Copies, Rates, Runs
+from gemmery_emulator.pace.clocks import Arrives, Awaits, BulkCopies, PathRates, StepRuns, WarpClocks
 from gemmery_emulator.pace.demand import WarpDemand
 from gemmery_emulator.pace.profile import TURN, held, part_of, parted
 
 LATENCIES = {"bulk": 100.0, "bulk_store": 40.0, "wgmma": 5.0, "begin": 7.0, "l2": 200.0, "fma": 4.0, "l1": 30.0}
-RATES = Rates(LATENCIES, frozenset({0}), 1, 1, 1.0, 1.0)  # unit 0 is a quarter's own, unit 1 that of bytes
+RATES = PathRates(LATENCIES, frozenset({0}), 1, 1, 1.0, 1.0)  # unit 0 is a quarter's own, unit 1 that of bytes
 
 
 def part(*demands):
@@ -25,11 +25,11 @@ PLAIN = WarpDemand((), (), (), "none")
 
 
 def runs(clocks, demands=(PLAIN,), tensor=0.0, commits=(), follows=False):
-    return Runs(part(*demands), ((0, clocks),), (), tensor, False, commits, follows)
+    return StepRuns(part(*demands), ((0, clocks),), (), tensor, False, commits, follows)
 
 
 def clocks(*events, each=0, rounds=1, apart=False):
-    return Clocks(events, each or len(events), RATES, 2, apart, rounds=rounds, spans=True).run()
+    return WarpClocks(events, each or len(events), RATES, 2, apart, rounds=rounds, spans=True).run()
 
 
 def waited(simulated):
@@ -45,7 +45,7 @@ def test_a_producer_and_a_consumer_meet_at_mbarriers():
     """
     full = [("phase", 0, 8 * stage, turn) for stage, turn in ((0, 0), (1, 0), (0, 1))]
     empty = ("phase", 0, 16, 0)
-    copies = [Copies((key,), 50.0, 0) for key in full]
+    copies = [BulkCopies((key,), 50.0, 0) for key in full]
     producer = [*copies[:2], Awaits(empty, "waits", 1), copies[2]]
     consumer = []
     for stage, key in enumerate(full):

@@ -10,7 +10,7 @@ import pytest
 import gemmery as gm
 from gemmery.errors import EmulationError
 from gemmery_emulator.kernels.native import compiling
-from gemmery_emulator.kernels.native.engine import Engine
+from gemmery_emulator.kernels.native.engine import BlockEngine
 
 pytest.importorskip("cuda.bindings")
 
@@ -81,8 +81,8 @@ FAULTY = {
 @pytest.fixture
 def both(monkeypatch):
     ran: list[int] = []
-    run = Engine.run
-    monkeypatch.setattr(Engine, "run", lambda self, allowance: (ran.append(run(self, allowance)), ran[-1])[1])
+    run = BlockEngine.run
+    monkeypatch.setattr(BlockEngine, "run", lambda self, allowance: (ran.append(run(self, allowance)), ran[-1])[1])
 
     def emulated(body, blocks=3, threads=64, **options):
         code = f"""extern "C" __global__ void f(float* x, const float* y, int n) {{

@@ -11,8 +11,8 @@ from gemmery.cpu import jit, target
 from gemmery.cpu.ir import Module
 from gemmery.cpu.ir_types import SIZES
 from gemmery_emulator.instructions import COMPUTED
-from gemmery_emulator.kernels.native.layout import LANES
-from gemmery_emulator.kernels.native.operations import TYPES, WITH_CONSTANT, emit, emitter, lanes
+from gemmery_emulator.kernels.native.block_operations import TYPES, WITH_CONSTANT, emit, emitter, lanes
+from gemmery_emulator.kernels.native.frames import LANES
 from gemmery_emulator.op import NUMPY
 
 COUNT = 1 << 12

@@ -39,7 +39,7 @@ from gemmery_emulator.kernels.prediction import LaunchShape, SampledLaunch, pred
 from gemmery_emulator.kernels.programs import prepared
 from gemmery_emulator.machine import LaunchConfig
 from gemmery_emulator.pace import Paced
-from gemmery_emulator.pace.timeline import WarpTimeline
+from gemmery_emulator.pace.warp_timeline import WarpTimeline
 from gemmery_emulator.run import EmulatedRun
 from gemmery_emulator.trace import Trace
 from gemmery_emulator.trace.selection import select

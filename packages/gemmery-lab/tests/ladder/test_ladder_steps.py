@@ -6,7 +6,7 @@ import pytest
 
 import gemmery_lab as lab
 from gemmery_lab import cli
-from gemmery_lab.report.steps import picture, sheets, step_page, step_pages, steps, summary
+from gemmery_lab.report.ladder_steps import picture, sheets, step_page, step_pages, steps, summary
 from gemmery_lab.rung_counts import EmulatedLadder
 
 NAMES = ["simt_naive", "simt_smem", "simt_threadtile"]

@@ -11,7 +11,7 @@ from gemmery.errors import ArgumentError, not_installed
 from gemmery_emulator.kernels import counters
 from gemmery_emulator.kernels.counters import EmulatorCounts, Section, count_run, counts_section
 from gemmery_emulator.kernels.prediction import Prediction, predicted_run, warp_timeline
-from gemmery_emulator.pace.timeline import WarpTimeline
+from gemmery_emulator.pace.warp_timeline import WarpTimeline
 from gemmery_emulator.pages import numerals
 from gemmery_emulator.run import EmulatedRun
 

@@ -22,7 +22,7 @@ from gemmery_emulator.memory import Global
 from gemmery_emulator.op import Indices
 from gemmery_emulator.pace import UNITS, Pace, Paced, shares
 from gemmery_emulator.pace.demand import KINDS
-from gemmery_emulator.pace.timeline import WarpTimeline
+from gemmery_emulator.pace.warp_timeline import WarpTimeline
 from gemmery_emulator.ptx import Line
 from gemmery_emulator.run import EmulatedRun
 

@@ -16,10 +16,10 @@ from gemmery_emulator.counters.merging import Merge
 from gemmery_emulator.hopper.cluster import BARRIER
 from gemmery_emulator.machine import Access, BarrierEvent, CopyEvent, Machine, Observer
 from gemmery_emulator.op import Flags, Indices, Mask
-from gemmery_emulator.pace.clocks import QUARTERS, Asked, Clocks, Rates, Runs, Span
+from gemmery_emulator.pace.clocks import QUARTERS, Asked, PathRates, StepRuns, WarpClocks, WarpSpan
 from gemmery_emulator.pace.demand import KINDS, PLACE, demand_of
 from gemmery_emulator.pace.profile import Numbered, part_of, parted
-from gemmery_emulator.pace.streams import Streams
+from gemmery_emulator.pace.streams import WarpStreams
 
 # Which kinds share a unit. A multiply-add that waits for its operands keeps its issue slot. Shared memory and the L1
 # cache are one memory.
@@ -70,7 +70,7 @@ class Paced:
     written: float
     turns: int  # of loops, that the first warp begins
     spills: bool
-    spans: tuple[Span, ...] = ()  # what each warp did, if it was asked for
+    spans: tuple[WarpSpan, ...] = ()  # what each warp did, if it was demands_at for
 
     def clocks(self, rounds: float) -> float:
         """The clocks of so many rounds of blocks, which overlap from the second on."""
@@ -84,7 +84,7 @@ class Executes(NamedTuple):
     first: int
     last: int
     missed: Missed
-    asked: AskedAt
+    demands_at: AskedAt
     turns: bool
 
 
@@ -103,7 +103,7 @@ class Pace(Observer):
     ) -> None:  # fmt: skip
         self._merges = merges
         self._shares = shares(clocks)
-        self._rates = Rates(latencies, _QUARTERED, _L2, _STORES, clocks["bulk"], clocks["stored"])
+        self._rates = PathRates(latencies, _QUARTERED, _L2, _STORES, clocks["bulk"], clocks["stored"])
         self._capacity = l1 // banks.SECTOR
         self._of_rounds, self._with_spans, self._new, self._tight = rounds, spans, new, tight
 
@@ -124,11 +124,11 @@ class Pace(Observer):
         self._missed: dict[int, str] = {}
         self._asked: dict[int, dict[int, float]] = {}  # by access of the latest basic block, amounts by kind
         self._pending: tuple[int, int, list[int]] | None = None
-        self._streams = Streams(machine, self._rates.latencies)
+        self._streams = WarpStreams(machine, self._rates.latencies)
         self._spills = False
         self._blocks: dict[tuple[int, int], list[Numbered]] = {}
-        self._parts: dict[tuple[int, int, Missed], Runs] = {}
-        self._runs: dict[Executes, tuple[Runs, ...]] = {}
+        self._parts: dict[tuple[int, int, Missed], StepRuns] = {}
+        self._runs: dict[Executes, tuple[StepRuns, ...]] = {}
         self._served: dict[tuple[int, int, int], int] = {}
 
     def executed(self, machine: Machine, first: int, last: int, warps: int, threads: int) -> None:
@@ -217,8 +217,8 @@ class Pace(Observer):
     def _add(self, index: int, kind: str, amount: float) -> None:
         self._amounts[index, PLACE[kind]] += amount
         if kind != "bulk" and not self._copies[index]:  # whose time is that of copies
-            asked = self._asked.setdefault(index, {})
-            asked[PLACE[kind]] = asked.get(PLACE[kind], 0.0) + amount
+            demands_at = self._asked.setdefault(index, {})
+            demands_at[PLACE[kind]] = demands_at.get(PLACE[kind], 0.0) + amount
 
     def _block(self, first: int, last: int) -> list[Numbered]:
         known = self._blocks.get((first, last))
@@ -230,7 +230,7 @@ class Pace(Observer):
         """Let the warps execute the latest basic block, whose accesses are known by now."""
         if self._pending is not None:
             (first, last, warps), self._pending = self._pending, None
-            asked = tuple(
+            demands_at = tuple(
                 (index, tuple((place, amount / len(warps)) for place, amount in sorted(kinds.items())))
                 for index, kinds in sorted(self._asked.items())
             )
@@ -238,21 +238,21 @@ class Pace(Observer):
             if self._demands[first].role != "phase":  # which stands once, when it passes
                 missed = tuple(sorted(self._missed.items()))
                 for warp, turns in zip(warps, self._streams.turns(warps, first), strict=True):
-                    self._streams.events[warp].append(Executes(first, last, missed, asked, turns))
+                    self._streams.events[warp].append(Executes(first, last, missed, demands_at, turns))
         self._streams.settle()
 
-    def _runs_of(self, key: Executes) -> tuple[Runs, ...]:
+    def _runs_of(self, key: Executes) -> tuple[StepRuns, ...]:
         known = self._runs.get(key)
         if known is None:
-            first, last, missed, asked, turns = key
-            amounts = dict(asked)
+            first, last, missed, demands_at, turns = key
+            amounts = dict(demands_at)
             dynamic = {index: self._clocks_of(each) for index, each in amounts.items()}
 
             def clocks(each: Numbered) -> float:
                 whole = self._clocks_of(each[1].amounts) if each[1].role != "wgmma" else 0.0
                 return float(np.max(whole + dynamic.get(each[0], 0.0)))
 
-            parts = list[Runs]()
+            parts = list[StepRuns]()
             for demands, follows in parted(self._block(first, last), clocks, self._tight):
                 asks = sum((dynamic[index] for index, _ in demands if index in dynamic), np.zeros(len(UNITS)))
                 part = self._parts.get((demands[0][0], demands[-1][0], missed))
@@ -270,7 +270,7 @@ class Pace(Observer):
             clocks += self._shares[:, place] * amount
         return clocks * _PARTS
 
-    def _plain(self, demands: tuple[Numbered, ...], missed: Mapping[int, str]) -> Runs:
+    def _plain(self, demands: tuple[Numbered, ...], missed: Mapping[int, str]) -> StepRuns:
         amounts, tensor = np.zeros(len(KINDS)), np.zeros(len(KINDS))
         for _, demand in demands:
             for place, amount in demand.amounts:
@@ -280,7 +280,7 @@ class Pace(Observer):
         products = float((self._shares @ tensor)[_TENSOR]) * QUARTERS
         clocks = self._shares @ amounts * _PARTS
         part = part_of(demands, self._rates.latencies, missed, float(clocks.max()))
-        return Runs(part, self._asks(clocks), (), products, "copy" in roles, commits, False)
+        return StepRuns(part, self._asks(clocks), (), products, "copy" in roles, commits, False)
 
     @staticmethod
     def _asks(clocks: NDArray[np.float64]) -> Asked:
@@ -321,7 +321,7 @@ class Pace(Observer):
             [each for event in stream for each in (self._runs_of(event) if isinstance(event, Executes) else (event,))]
             for stream in self._streams.events
         ]
-        clocks = Clocks(
+        clocks = WarpClocks(
             events, each, self._rates, len(UNITS), self._apart > 1,
             rounds=self._of_rounds, spans=self._with_spans,
         ).run()  # fmt: skip

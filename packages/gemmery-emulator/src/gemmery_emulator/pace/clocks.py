@@ -11,18 +11,18 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gemmery_emulator.pace.profile import Part
+from gemmery_emulator.pace.profile import ProfilePart
 
-Key = tuple[object, ...]  # of a barrier's round, or a phase of an mbarrier
+ClockKey = tuple[object, ...]  # of a barrier's round, or a phase of an mbarrier
 Asked = tuple[tuple[int, float], ...]  # units of a multiprocessor, and clocks of each
 QUARTERS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
+class StepRuns:
     """A warp executes a part; `asks` are clocks of units besides those of its instructions."""
 
-    part: Part
+    part: ProfilePart
     units: Asked  # of its instructions
     asks: Asked
     tensor: float  # clocks of the tensor cores of a quadrant, of products that go on while the warp does
@@ -35,7 +35,7 @@ class Runs:
 class Arrives:
     """A warp arrives, and goes on."""
 
-    key: Key
+    key: ClockKey
     after: float = 0.0  # clocks until others see it
 
 
@@ -43,25 +43,25 @@ class Arrives:
 class Awaits:
     """A warp waits for all arrivals of a key."""
 
-    key: Key
+    key: ClockKey
     what: str
     index: int  # of the instruction
 
 
 @dataclass(frozen=True, slots=True)
-class Copies:
+class BulkCopies:
     """A warp starts a bulk copy: to shared memory, whose bytes arrive at keys, or from there if it has none."""
 
-    keys: tuple[Key, ...]
+    keys: tuple[ClockKey, ...]
     bytes: float
     index: int
 
 
-Event = Runs | Arrives | Awaits | Copies
+ClockEvent = StepRuns | Arrives | Awaits | BulkCopies
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class WarpSpan:
     """What a warp, or the memory behind it, does for a while."""
 
     warp: int  # of the chunk
@@ -72,7 +72,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Rates:
+class PathRates:
     """What clocks need of a multiprocessor besides the clocks of what warps ask for."""
 
     latencies: Mapping[str, float]
@@ -108,14 +108,14 @@ class Simulated:
 
     rounds: tuple[float, ...]  # when the last block of each round ends
     waits: Mapping[int, float]  # by instruction, clocks that warps waited there, on average
-    spans: tuple[Span, ...]  # if they were asked for
+    spans: tuple[WarpSpan, ...]  # if they were asked for
 
 
-class Clocks:
+class WarpClocks:
     """Follows the events of all warps of a chunk."""
 
     def __init__(
-        self, events: Sequence[Sequence[Event]], each: int, rates: Rates, units: int, apart: bool, *,
+        self, events: Sequence[Sequence[ClockEvent]], each: int, rates: PathRates, units: int, apart: bool, *,
         rounds: int = 1, spans: bool = False,
     ) -> None:  # fmt: skip
         """`each` is the number of warps of a block; `apart` says that each block has a multiprocessor of its own.
@@ -130,19 +130,21 @@ class Clocks:
         self._fetched = [0.0] * places  # when the last bulk copy of a multiprocessor has left L2
         self._ends = [[0.0] * rounds for _ in range(blocks)]
         self._running = [each] * blocks  # warps
-        self._missing: dict[Key, int] = {}
-        self._there: dict[Key, float] = {}
-        self._waiting: dict[Key, list[tuple[_Warp, Awaits]]] = {}
+        self._missing: dict[ClockKey, int] = {}
+        self._there: dict[ClockKey, float] = {}
+        self._waiting: dict[ClockKey, list[tuple[_Warp, Awaits]]] = {}
         for stream in events:
             for event in stream:
-                keys = (event.key,) if isinstance(event, Arrives) else event.keys if isinstance(event, Copies) else ()
+                keys = (
+                    (event.key,) if isinstance(event, Arrives) else event.keys if isinstance(event, BulkCopies) else ()
+                )
                 for key in keys:
                     self._missing[key] = self._missing.get(key, 0) + 1
         self._missing = {(*key, turn): count for key, count in self._missing.items() for turn in range(rounds)}
         self._warps = [_Warp(number, number // each) for number in range(len(events))]
         self._heap: list[tuple[float, int]] = []
         self._waits: dict[int, float] = {}
-        self._spans: list[Span] | None = [] if spans else None
+        self._spans: list[WarpSpan] | None = [] if spans else None
 
     def run(self) -> Simulated:
         """Follow all warps to their ends."""
@@ -178,13 +180,13 @@ class Clocks:
             self._warps[number] = _Warp(number, block, begin, begin, round=warp.round + 1)
             heapq.heappush(self._heap, (begin, number))
 
-    def _execute(self, warp: _Warp, event: Event) -> bool:
+    def _execute(self, warp: _Warp, event: ClockEvent) -> bool:
         """Execute an event; False if the warp waits."""
-        if isinstance(event, Runs):
+        if isinstance(event, StepRuns):
             self._runs(warp, event)
             return True
         warp.now = warp.horizon = max(warp.now, warp.horizon)
-        if isinstance(event, Copies):
+        if isinstance(event, BulkCopies):
             self._copies(warp, event)
         elif isinstance(event, Arrives):
             self._arrive((*event.key, warp.round), warp.now + event.after)
@@ -205,21 +207,21 @@ class Clocks:
     def _wait(self, warp: _Warp, until: float, what: str, index: int) -> None:
         self._waits[index] = self._waits.get(index, 0.0) + until - warp.now
         if self._spans is not None:
-            self._spans.append(Span(warp.number, warp.now, until, what, index))
+            self._spans.append(WarpSpan(warp.number, warp.now, until, what, index))
 
-    def _arrive(self, key: Key, time: float) -> None:
+    def _arrive(self, key: ClockKey, time: float) -> None:
         self._there[key] = max(self._there.get(key, 0.0), time)
         self._missing[key] -= 1
         if not self._missing[key]:
             self._complete(key)
 
-    def _complete(self, key: Key) -> None:
+    def _complete(self, key: ClockKey) -> None:
         self._missing[key] = 0
         for warp, event in self._waiting.pop(key, ()):
             self._resume(warp, event)
             heapq.heappush(self._heap, (warp.now, warp.number))
 
-    def _copies(self, warp: _Warp, event: Copies) -> None:
+    def _copies(self, warp: _Warp, event: BulkCopies) -> None:
         place = warp.block if self._apart else 0
         rates = self._rates
         unit, each = (rates.l2, rates.loaded) if event.keys else (rates.stores, rates.stored)
@@ -230,11 +232,11 @@ class Clocks:
             return
         lands = max(end, warp.now) + self._rates.latencies["bulk"]
         if self._spans is not None:
-            self._spans.append(Span(warp.number, warp.now, lands, "bulk copy", event.index))
+            self._spans.append(WarpSpan(warp.number, warp.now, lands, "bulk copy", event.index))
         for key in event.keys:
             self._arrive((*key, warp.round), lands)
 
-    def _runs(self, warp: _Warp, event: Runs) -> None:
+    def _runs(self, warp: _Warp, event: StepRuns) -> None:
         part = event.part
         if part.role[0] or event.follows:
             self._begin(warp, part)
@@ -266,7 +268,7 @@ class Clocks:
         if self._spans is not None:
             self._span(warp, event, start, last)
 
-    def _begin(self, warp: _Warp, part: Part) -> None:
+    def _begin(self, warp: _Warp, part: ProfilePart) -> None:
         """Begin after all instructions before, and when few enough of the warp's own copies or products are left."""
         warp.now = max(warp.now, warp.horizon)
         if not part.role[0]:
@@ -280,7 +282,7 @@ class Clocks:
             self._wait(warp, until, _WORDS[of], part.demands[0][0])
             warp.now = warp.horizon = until
 
-    def _commit(self, warp: _Warp, event: Runs, served: float) -> None:
+    def _commit(self, warp: _Warp, event: StepRuns, served: float) -> None:
         """Note when what the part has started is there, and the groups that it commits."""
         if event.copies:
             latencies = self._rates.latencies
@@ -289,7 +291,7 @@ class Clocks:
         for of in event.commits:
             warp.groups[of].append(warp.under_way[of])
 
-    def _note(self, part: Part, late: float) -> None:
+    def _note(self, part: ProfilePart, late: float) -> None:
         """Count the waits for registers of the first warp of a block."""
         for index, clocks in part.waits.items():
             self._waits[index] = self._waits.get(index, 0.0) + clocks * self._each
@@ -297,7 +299,7 @@ class Clocks:
             first = part.demands[0][0]
             self._waits[first] = self._waits.get(first, 0.0) + late * self._each
 
-    def _serve(self, warp: _Warp, event: Runs, start: float) -> tuple[float, float]:
+    def _serve(self, warp: _Warp, event: StepRuns, start: float) -> tuple[float, float]:
         """Let units serve a part, and return when the last of it has been served; products go on.
 
         Also returns how much later than without other warps its results are there: those of memory when it has
@@ -328,10 +330,10 @@ class Clocks:
             warp.under_way["wgmma"] = max(warp.under_way["wgmma"], free[quarter] + self._rates.latencies["wgmma"])
         return served, later - start
 
-    def _span(self, warp: _Warp, event: Runs, start: float, last: float) -> None:
+    def _span(self, warp: _Warp, event: StepRuns, start: float, last: float) -> None:
         assert self._spans is not None
         index = event.part.demands[0][0]
         if warp.now > start:
-            self._spans.append(Span(warp.number, start, warp.now, "multiplies" if event.tensor else "runs", index))
+            self._spans.append(WarpSpan(warp.number, start, warp.now, "multiplies" if event.tensor else "runs", index))
         if last > warp.now:
-            self._spans.append(Span(warp.number, warp.now, last, "waits for registers", index))
+            self._spans.append(WarpSpan(warp.number, warp.now, last, "waits for registers", index))

@@ -29,7 +29,7 @@ class Paths:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class ProfilePart:
     """Instructions of a basic block up to the next that may wait; clocks count from its first one."""
 
     demands: tuple[Numbered, ...]
@@ -76,20 +76,20 @@ def parted(
     all instructions before.
     """
     part: list[Numbered] = []
-    asked, follows = 0.0, False
-    stay = held(demands) if tight else frozenset()
+    clocks_of_part, follows = 0.0, False
+    stay = held_back(demands) if tight else frozenset()
     for each in demands:
         index, demand = each
-        if part and (demand.role in SPLITS or asked >= TURN or index in stay):
+        if part and (demand.role in SPLITS or clocks_of_part >= TURN or index in stay):
             yield tuple(part), follows
-            part, asked, follows = [], 0.0, index in stay
+            part, clocks_of_part, follows = [], 0.0, index in stay
         part.append(each)
-        asked += clocks(each)
+        clocks_of_part += clocks(each)
     if part:
         yield tuple(part), follows
 
 
-def held(demands: Sequence[Numbered]) -> frozenset[int]:
+def held_back(demands: Sequence[Numbered]) -> frozenset[int]:
     """Return the loads of a basic block that stand after the use of the values loaded before them.
 
     They are those through a pointer that moves on from load to load, and that is stepped once more as a whole, for what
@@ -120,9 +120,9 @@ def held(demands: Sequence[Numbered]) -> frozenset[int]:
 
 def part_of(
     demands: tuple[Numbered, ...], latencies: Mapping[str, float], missed: Mapping[int, str], issued: float = 0.0
-) -> Part:
+) -> ProfilePart:
     """Follow a part whose registers are all there; units serve it in no less than `issued` clocks."""
-    plain = Part(demands, latencies, missed)
+    plain = ProfilePart(demands, latencies, missed)
     ready: dict[str, float] = {}
     reads: set[str] = set()
     waits: dict[int, float] = {}
@@ -138,4 +138,4 @@ def part_of(
     stores = any(demand.role == "store" for _, demand in demands)
     head, slow = demands[0][1], tuple((name, there) for name, there in ready.items() if there > issued)
     role = (head.role, head.waits) if head.role in SPLITS else ("", -1)
-    return Part(demands, latencies, missed, last, frozenset(ready), slow, frozenset(reads), waits, role, stores)
+    return ProfilePart(demands, latencies, missed, last, frozenset(ready), slow, frozenset(reads), waits, role, stores)

@@ -11,12 +11,12 @@ import numpy as np
 from gemmery.banks import WARP
 from gemmery_emulator.machine import BarrierEvent, CopyEvent, Machine
 from gemmery_emulator.op import Indices, Mask
-from gemmery_emulator.pace.clocks import Arrives, Awaits, Copies, Event, Key
+from gemmery_emulator.pace.clocks import Arrives, Awaits, BulkCopies, ClockEvent, ClockKey
 
 PIECE = 16  # bytes
 
 
-class Streams:
+class WarpStreams:
     """The events of all warps of a chunk; what happens in a basic block stands after its instructions."""
 
     def __init__(self, machine: Machine, latencies: Mapping[str, float]) -> None:
@@ -24,7 +24,7 @@ class Streams:
         self._each = machine.warps // machine.blocks
         self._cluster = machine.launch.together
         self._latencies = latencies
-        self._later: list[tuple[int, Event]] = []
+        self._later: list[tuple[int, ClockEvent]] = []
         self.turned = 0  # turns of loops that the first warp begins
         self._latest = [-1] * machine.warps  # by warp, the first instruction of its latest basic block
         self._phases: dict[tuple[int, int], int] = defaultdict(int)  # by block and address, how many have ended
@@ -54,7 +54,7 @@ class Streams:
         blocks = {warp // self._each for warp in warps}
         for warp in warps:
             block = warp // self._each
-            key: Key = "barrier", block, number, self._rounds[block, number]
+            key: ClockKey = "barrier", block, number, self._rounds[block, number]
             self._later.append((warp, Arrives(key, self._latencies["barrier"])))
             if not only:
                 self._later.append((warp, Awaits(key, "waits at a barrier", index)))
@@ -68,7 +68,7 @@ class Streams:
             running = running & ~machine.failed
         for warp in _warps(np.flatnonzero(running)):
             group = warp // self._each // self._cluster
-            key: Key = "cluster", group, self._turns[warp][acquired]
+            key: ClockKey = "cluster", group, self._turns[warp][acquired]
             self._turns[warp][acquired] += 1
             event = (
                 Awaits(key, "waits for its cluster", index) if acquired else Arrives(key, self._latencies["cluster"])
@@ -87,7 +87,7 @@ class Streams:
         warps = (event.threads // WARP).tolist()
         if event.what == "passes":
             for warp, place in sorted(set(zip(warps, places, strict=True))):
-                key: Key = "phase", *place, self._phases[place] - 1
+                key: ClockKey = "phase", *place, self._phases[place] - 1
                 self._later.append((warp, Awaits(key, "waits at an mbarrier", event.index)))
             return
         for warp, place in zip(warps, places, strict=True):
@@ -96,23 +96,23 @@ class Streams:
     def copied(self, event: CopyEvent) -> None:
         """Threads start bulk copies, each to one block or to several of its cluster."""
         size = float(PIECE * event.addresses.shape[1])
-        to: dict[tuple[int, int], list[Key]] = defaultdict(list)
+        to: dict[tuple[int, int], list[ClockKey]] = defaultdict(list)
         for thread, block, barrier in zip(
             event.threads.tolist(), event.blocks.tolist(), event.barriers.tolist(), strict=True
         ):
             to[thread, barrier].append(("phase", block, barrier, self._phases[block, barrier]))
         for (thread, _), keys in to.items():
-            self._later.append((thread // WARP, Copies(tuple(keys), size, event.index)))
+            self._later.append((thread // WARP, BulkCopies(tuple(keys), size, event.index)))
 
     def stored(self, index: int, threads: Indices, addresses: Indices) -> None:
-        """Copies out of shared memory, which are told of when they start and when they read it."""
+        """BulkCopies out of shared memory, which are told of when they start and when they read it."""
         for thread, places in zip(threads.tolist(), addresses, strict=True):
             store = thread, int(places.min())
             if store in self._stores:
                 self._stores.remove(store)
             else:
                 self._stores.add(store)
-                self._later.append((thread // WARP, Copies((), float(PIECE * len(places)), index)))
+                self._later.append((thread // WARP, BulkCopies((), float(PIECE * len(places)), index)))
 
 
 def _warps(threads: Indices) -> list[int]:

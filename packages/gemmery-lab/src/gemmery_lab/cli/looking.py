@@ -83,7 +83,7 @@ def explain(
     def run() -> int:
         import gemmery_lab as lab
         from gemmery_lab.on_emulator import rung_timeline
-        from gemmery_lab.report.steps import show_step, step, step_page
+        from gemmery_lab.report.ladder_steps import show_step, step, step_page
 
         ladder = lab.emulated_ladder([old, new], dtype=type_, device=emulated_as)
         for each in ladder.rungs:

@@ -293,8 +293,8 @@ def counted(
     announce(instead_of, card)
     ladder, interrupted = followed(with_times, emulated_progress, show_emulated, partly, output, expected)
     if output.has_page:
+        from gemmery_lab.report.ladder_steps import step_pages
         from gemmery_lab.report.page import emulated_page
-        from gemmery_lab.report.steps import step_pages
 
         output.write("emulated", ladder.started, emulated_page(ladder), step_pages(ladder))
     return ended(interrupted, complaints(ladder))

@@ -19,7 +19,7 @@ from gemmery_lab.measure.record import Measurement, Run
 from gemmery_lab.report import emulated_tables, words
 from gemmery_lab.report.curves import blocks, curves, roofline, seconds, sweep_plot, vectors
 from gemmery_lab.report.emulated_tables import by_size
-from gemmery_lab.report.steps import place, steps
+from gemmery_lab.report.ladder_steps import place, steps
 from gemmery_lab.report.suite_tables import OWN, product, tournaments
 from gemmery_lab.report.tables import Records, Results, results, tabulated, tree
 from gemmery_lab.report.words import Group, doubts, fullest, gain, gains, label, largest, over_fastest, rival, speedup

@@ -32,12 +32,12 @@ def operand_of(
     """Return an operand as a number, as one matrix, row or column for the whole batch, or with all batch dimensions."""
     if isinstance(value, (bool, int, float, np.generic)) and not isinstance(value, np.complexfloating):
         return float(value)
-    given = operand_view(name, value)
-    if given.device == "cpu":
+    array_view = operand_view(name, value)
+    if array_view.device == "cpu":
         raise ArgumentError(f"operand {name!r} is on the CPU, and the product on a device: move one to the other")
-    shape = given.shape
+    shape = array_view.shape
     outer, rows, columns = sides_of(name, shape, batch, m, n)
-    z = given if given.dtype in READ else view(arrays.astype(value, element))
+    z = array_view if array_view.dtype in READ else view(arrays.astype(value, element))
     if joined and not (math.prod(outer) == 1 and (rows == 1 or math.prod(batch) == 1)):
         whole = xp.broadcast_to(z.array.reshape((*outer, rows, columns)), (*batch, m, columns))
         return view(whole.reshape((math.prod(batch) * m, columns)))

@@ -67,10 +67,10 @@ def check_values(function: Epilogue, operands: Mapping[str, Any], count: int) ->
 
 def operand_view(name: str, value: Any) -> View:
     """Return the view of an operand. Raises DTypeError for complex numbers."""
-    given = viewed(f"operand {name!r}", value)
-    if dtypes.get(given.dtype).kind == "c":
-        raise DTypeError(f"operand {name!r} is {given.dtype}: an epilogue computes real numbers")
-    return given
+    array_view = viewed(f"operand {name!r}", value)
+    if dtypes.get(array_view.dtype).kind == "c":
+        raise DTypeError(f"operand {name!r} is {array_view.dtype}: an epilogue computes real numbers")
+    return array_view
 
 
 def sides_of(name: str, shape: Ints, batch: Ints, m: int, n: int) -> tuple[Ints, int, int]:

@@ -63,8 +63,8 @@ def product(
     if options.threads is not None:
         raise ArgumentError("threads= applies to products on the CPU only: leave it out")
     (batch, m, n), xp = shapes[:3], library_of(x)
-    given = {"a": view(x), "b": view(weights[0]), "the second b": view(weights[-1])}
-    arrays.together(**given, **{f"out {i}": view(out) for i, out in enumerate(outs) if out is not None})
+    inputs = {"a": view(x), "b": view(weights[0]), "the second b": view(weights[-1])}
+    arrays.together(**inputs, **{f"out {i}": view(out) for i, out in enumerate(outs) if out is not None})
     call = _described(x, weights, shapes, graph, operands, options)
     x, weights, graph, bound = call.x, call.weights, call.graph, call.bound
     terms = call.common, call.sums, options, multiply

@@ -309,7 +309,7 @@ def _tiles(
                     update_edge(f, product, register, tile_buffer, nr, i, j, rows, columns)
 
 
-def _few_rows(f: Function, product: Product, register: RegisterTile, kept: Value) -> Value:
+def _few_rows(f: Function, product: Product, register: RegisterTile, tile_sums: Value) -> Value:
     """Compute one row or two in tiles of several panels, and return how many columns are done."""
     steps, nc, count = steps_of(product, f["kc"]), f["nc"], f.var(f.index(0))
     for rows in (1, 2):
@@ -317,11 +317,11 @@ def _few_rows(f: Function, product: Product, register: RegisterTile, kept: Value
     wide = f.max(count.value, 1) * register.nr
     done = f.select(count.value > 0, nc // wide * wide, f.index(0))
     with f.loop(0, done, wide) as j:
-        operands = steps, f["a"], f["b"] + j // register.nr * f["b_panel"], f["b_panel"], kept
+        operands = steps, f["a"], f["b"] + j // register.nr * f["b_panel"], f["b_panel"], tile_sums
         for rows in (1, 2):
             with f.if_(f["mc"].equals(rows)):
                 f.call(f"abreast_{rows}", *operands)
-        update_edge(f, product, register, kept, wide, 0, j, f["mc"], wide)
+        update_edge(f, product, register, tile_sums, wide, 0, j, f["mc"], wide)
     return done
 
 

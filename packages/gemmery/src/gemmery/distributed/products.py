@@ -32,8 +32,8 @@ from gemmery.errors import ArgumentError, DTypeError, ShapeError
 multiply: Any = api.matmul
 accumulate: Any = api.gemm
 
-_met: dict[object, ProductPlan] = {}  # the plan of the last call with such arguments on a rank
-_MOST_MET = 1024
+_plans: dict[object, ProductPlan] = {}  # the plan of the last call with such arguments on a rank
+_MOST_PLANS = 1024
 
 
 def matmul(
@@ -86,16 +86,16 @@ def matmul(
     }
     speeds = _speeds(parts[0])
     call = ranks.rank, speeds, tuple(shapes), tuple(same.items())
-    guess = None if wrong or trace is not None else _met.get(call)
+    guess = None if wrong or trace is not None else _plans.get(call)
     part = None if guess is None else _multiplied_ahead(ranks, guess, *parts)
     answers = agree(ranks.exchange, "matmul", same, shapes, wrong)
     source = [of_parts([shapes[i] for shapes in answers], mesh, places) for i, places in enumerate((of_a, of_b))]
     schedule = plan(source[0], source[1], element, result, places_of_c, speeds, steps, ways)
     if part is None or schedule is not guess:
         part = run(ranks, schedule, *parts, trace)
-    if len(_met) >= _MOST_MET:
-        _met.clear()
-    _met[call] = schedule
+    if len(_plans) >= _MOST_PLANS:
+        _plans.clear()
+    _plans[call] = schedule
     return _distributed(part, schedule, a) if _is_dtensor(a) else part
 
 

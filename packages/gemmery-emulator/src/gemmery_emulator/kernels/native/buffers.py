@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 
-from gemmery_emulator.kernels.native.layout import ENTRIES, ENTRY, FLAGS, SLOTS
+from gemmery_emulator.kernels.native.frames import ENTRIES, ENTRY, FLAGS, SLOTS
 
 KEPT = 2  # sets of arrays that wait for the next chunk
 LINE = 64  # bytes of a line of a cache
@@ -35,7 +35,7 @@ class Buffers:
         self.found = np.zeros(threads // 32, np.int64)
 
     @staticmethod
-    def taken(threads: int, registers: int) -> Buffers:
+    def for_threads(threads: int, registers: int) -> Buffers:
         """Return arrays that nobody uses."""
         with _lock:
             for number, each in enumerate(_waiting):

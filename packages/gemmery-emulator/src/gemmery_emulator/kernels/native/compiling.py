@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from gemmery.cpu import jit, target
 from gemmery_emulator.kernels.native import runtime
-from gemmery_emulator.kernels.native.functions import module
+from gemmery_emulator.kernels.native.block_functions import module
 from gemmery_emulator.kernels.native.translation import Translation
 from gemmery_emulator.lower import LoweredKernel
 
@@ -96,11 +96,11 @@ class Native:
             self._cost = 0.0
 
     @functools.lru_cache(maxsize=1)  # noqa: B019
-    def _made(self, blocks: tuple[int, ...]) -> str:
+    def _compiled_text(self, blocks: tuple[int, ...]) -> str:
         return str(module(self.translation, blocks))
 
     def _text(self, blocks: Sequence[int]) -> str:
-        return self._made(tuple(blocks))
+        return self._compiled_text(tuple(blocks))
 
     def _compile(self, blocks: Sequence[int]) -> None:
         """Compile blocks, or load them from the cache."""

@@ -17,10 +17,10 @@ from gemmery import config
 from gemmery_emulator.convergence import Shuffled
 from gemmery_emulator.counters import Counters
 from gemmery_emulator.findings import Findings
-from gemmery_emulator.kernels.native import layout
+from gemmery_emulator.kernels.native import frames
 from gemmery_emulator.kernels.native.buffers import Buffers
 from gemmery_emulator.kernels.native.compiling import PAUSE, Native, turns
-from gemmery_emulator.kernels.native.layout import ACCESS, BLOCK, CONTEXT, ENTRIES, Record
+from gemmery_emulator.kernels.native.frames import ACCESS, BLOCK, CONTEXT, ENTRIES, Record
 from gemmery_emulator.kernels.native.sharing import Races, count_rows
 from gemmery_emulator.lockstep import LockStep
 from gemmery_emulator.machine import Access
@@ -34,11 +34,11 @@ MOST = 1 << 14  # blocks of a call, so that Python looks at the time and at sign
 LONGEST = 1 << 20  # blocks that Python executes after calls that came to nothing
 FOREIGN = frozenset(("wgmma", "tcgen05", "mapa"))  # of kernels that stay with NumPy
 
-Run = Callable[[int], int]
-Part = Callable[[int, int, int], int]
+BlockRun = Callable[[int], int]
+ChunkPart = Callable[[int, int, int], int]
 
 
-def engine(machine: LockStep) -> Engine | None:
+def engine(machine: LockStep) -> BlockEngine | None:
     """Return what runs compiled blocks for a chunk; None where NumPy has to run all."""
     program = machine.program
     if config.emulator() == "numpy" or not _suits(machine):
@@ -49,8 +49,8 @@ def engine(machine: LockStep) -> Engine | None:
         object.__setattr__(program, "native", native)
     if config.emulator() == "compiled":
         native.compile_all()
-    made = Engine(machine, native)
-    return made if made.useful else None
+    block_engine = BlockEngine(machine, native)
+    return block_engine if block_engine.useful else None
 
 
 def _suits(machine: LockStep) -> bool:
@@ -62,7 +62,7 @@ def _suits(machine: LockStep) -> bool:
     return not any(each.opcode.family in FOREIGN for each in program.kernel.instructions)
 
 
-class Engine:
+class BlockEngine:
     """Runs compiled blocks of a chunk."""
 
     def __init__(self, machine: LockStep, native: Native) -> None:
@@ -102,11 +102,11 @@ class Engine:
         """Tell the recorder of pictures what compiled blocks loaded, before it sees what is stored."""
         assert self._trace is not None
         threads = self._machine.threads
-        for index, kept in self._kept.items():
-            mask = kept[8 * threads :].astype(np.bool_)
+        for index, lanes in self._kept.items():
+            mask = lanes[8 * threads :].astype(np.bool_)
             if mask.any():
                 form: Any = self._translation.forms[index]
-                event = Access(index, "global", "ld", kept[: 8 * threads].view(np.int64).copy(), mask, form.width)
+                event = Access(index, "global", "ld", lanes[: 8 * threads].view(np.int64).copy(), mask, form.width)
                 self._trace.fetched(event)
 
     def lend_all(self) -> None:
@@ -136,7 +136,7 @@ class Engine:
     # ---- running ----
 
     def run(self, allowance: int) -> int:
-        """Run compiled blocks, at most so many; return how many ran."""
+        """BlockRun compiled blocks, at most so many; return how many ran."""
         if allowance < LEAST or not self._native.code or not self._may_run():
             return 0
         if not self._ready:
@@ -152,23 +152,23 @@ class Engine:
         self._return(together, at)
         # Python executes each access once, and looks at each branch that parts threads for the first time.
         expected = (
-            why - layout.INSIDE in self._unseen if why > layout.END else self._early > 0 and at in self._undiverged
+            why - frames.INSIDE in self._unseen if why > frames.END else self._early > 0 and at in self._undiverged
         )
         self._early -= 1
-        long = why > layout.END and self._native.lengths[at] >= LONG
+        long = why > frames.END and self._native.lengths[at] >= LONG
         self._failed = 0 if steps >= LEAST or expected or long else self._failed + 1
         if steps >= PAUSE:
             self._native.pause = PAUSE
         if self._failed > 3 and not self._native.eager:
             self._pause, self._failed = self._native.pause, 0
             self._native.pause = min(2 * self._native.pause, LONGEST)
-        if why >= layout.END:
+        if why >= frames.END:
             mask: Mask = None if together else self._mask[: machine.threads].astype(np.bool_)
             block = self._program.blocks[at]
             if self._trace is not None:
                 self._trace.reached(block.first, block.last)
-            if why > layout.END:
-                self._finish_inside(at, why - layout.INSIDE, mask)
+            if why > frames.END:
+                self._finish_inside(at, why - frames.INSIDE, mask)
             if block.way:
                 self._export(self._translation.slots(self._program.kernel.instructions[block.last - 1]))
             machine.end_block(block, mask, at)
@@ -246,11 +246,11 @@ class Engine:
         self._records = np.zeros(1 + len(ACCESS) * max(len(translation.moves), 1), np.int64)
         self._accesses = self._records[1:].reshape(-1, len(ACCESS))
         run, access = turns()
-        self._run: Run = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(run)
+        self._run: BlockRun = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(run)
         self._records[0] = access
         kinds = [np.dtype(np.bool_ if kind == "?" else kind) for kind in translation.stored]
         known = sorted({*program.slots.values(), *program.provided.values()})
-        self._buffers = own = Buffers.taken(threads, len(known))
+        self._buffers = own = Buffers.for_threads(threads, len(known))
         self._values: dict[int, NDArray[Any]] = {
             slot: row[: threads * kinds[slot].itemsize].view(kinds[slot])
             for slot, row in zip(known, own.rows, strict=False)
@@ -297,9 +297,9 @@ class Engine:
         for index, number in translation.number.items():
             form: Any = translation.forms[index]
             fields = (index, form.space == "shared", form.stores, form.width, 0, 0, 0, ENTRIES, number + 1, 0)
-            kept = translation.registers_of(form)
+            lanes = translation.registers_of(form)
             size = form.width // len(form.elements)
-            self._accesses[number] = (*fields, len(kept), size, *(kept + 4 * [0])[:4], 0)
+            self._accesses[number] = (*fields, len(lanes), size, *(lanes + 4 * [0])[:4], 0)
             if self._trace is not None and self._trace.feeds(index):
                 self._kept[index] = np.zeros(9 * threads, np.uint8)
                 self._accesses[number, -1] = self._kept[index].__array_interface__["data"][0]
@@ -311,7 +311,7 @@ class Engine:
             self._blocks.set("gathers", block.gathering is not None, number)
             way = self._way(block)
             self._blocks.set("way", way, number)
-            if way == layout.BRANCHES:
+            if way == frames.BRANCHES:
                 self._blocks.set("target", block.targets[0], number)
                 self._blocks.set("guarded", block.guard is not None, number)
             self._blocks.set("diverged", self._trace is None, number)
@@ -320,9 +320,9 @@ class Engine:
 
     def _way(self, block: Any) -> int:
         if block.way == "":
-            return layout.FOLLOWS
+            return frames.FOLLOWS
         if block.way in ("branch", "exit"):
-            return layout.BRANCHES
+            return frames.BRANCHES
         barrier = block.barrier
         instruction = self._program.kernel.instructions[block.last - 1]
         plain = barrier is not None and instruction.opcode.spelling in (
@@ -337,7 +337,7 @@ class Engine:
         )
         meets = self._races is None or self._races.meets
         constant = plain and type(instruction.operands[0]).__name__ == "Immediate"
-        return layout.MEETS if constant and every and meets else layout.ELSEWHERE
+        return frames.MEETS if constant and every and meets else frames.ELSEWHERE
 
     def _bind_blocks(self) -> None:
         self._used = set(self._program.provided.values())  # slots that compiled code reads or writes
@@ -347,10 +347,10 @@ class Engine:
 
     def _slots_of(self, at: int) -> list[int]:
         if at not in self._of_block:
-            block, found = self._program.blocks[at], dict[int, None]()
+            block, slots_read = self._program.blocks[at], dict[int, None]()
             for each in self._program.kernel.instructions[block.first : block.last]:
-                found |= dict.fromkeys(self._translation.slots(each))
-            self._of_block[at] = list(found)
+                slots_read |= dict.fromkeys(self._translation.slots(each))
+            self._of_block[at] = list(slots_read)
         return self._of_block[at]
 
     def _export(self, slots: Iterable[int]) -> None:
@@ -376,8 +376,8 @@ class Engine:
         if self._races is not None and not self._races.lend(self._context, self._accesses, ACCESS):
             return False
         if self._unseen:
-            seen = [index for index in self._unseen if self._trace is None or self._trace.knows(index)]
-            for index in seen:
+            indices = [index for index in self._unseen if self._trace is None or self._trace.knows(index)]
+            for index in indices:
                 self._accesses[self._unseen.pop(index), ACCESS.index("seen")] = 1
         if self._undiverged and self._trace is not None:
             for number in [n for n in self._undiverged if self._trace.has_diverged(self._program.blocks[n].last - 1)]:
@@ -415,5 +415,5 @@ def _agreed(values: NDArray[Any]) -> Any:
     return values[0] if bits[0] == bits[-1] and (bits == bits[0]).all() else values
 
 
-def _part(address: int) -> Part:
+def _part(address: int) -> ChunkPart:
     return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(address)

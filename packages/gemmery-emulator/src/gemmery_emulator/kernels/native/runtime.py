@@ -6,15 +6,15 @@ from gemmery.banks import WARP
 from gemmery.cpu.ir import Module, Value
 from gemmery.cpu.ir_types import vector
 from gemmery.cpu.target import Target
-from gemmery_emulator.kernels.native import accesses, layout, races
-from gemmery_emulator.kernels.native.layout import BLOCK, CONTEXT, LANES, WORD, Fields, leave_if, put, word
+from gemmery_emulator.kernels.native import block_accesses, frames, race_checks
+from gemmery_emulator.kernels.native.frames import BLOCK, CONTEXT, LANES, WORD, FrameFields, leave_if, put, word
 
 
 def module(target: Target) -> Module:
     """Return the code: `run` runs blocks, `access` checks and counts an access."""
     module = Module(target)
-    races.add_to(module)
-    accesses.add_to(module)
+    race_checks.add_to(module)
+    block_accesses.add_to(module)
     _run(module)
     return module
 
@@ -23,14 +23,14 @@ def _run(module: Module) -> None:
     """Run the block of the threads whose turn it is, over and over; returns why it stopped."""
     flags, places_type = vector(LANES, "i8"), vector(LANES, "i32")
     with module.function("run", ("ptr", "ctx"), returns="i64") as f:
-        g = Fields(f, f["ctx"], CONTEXT)
+        g = FrameFields(f, f["ctx"], CONTEXT)
         threads, stop, all_warps = g.get("threads"), g.get("stop"), g.get("warps")
         places, own_mask, full, ran, goes = (g.pointer(name) for name in ("places", "mask", "full", "ran", "goes"))
         blocks = g.pointer("blocks")
         count, warps, at = f.var(threads), f.var(all_warps), f.var(f.index(0))
         together = f.var(Value(f, "i1", "true"))
         with f.while_():
-            leave_if(f, g.get("steps") >= g.get("budget"), layout.ENOUGH)
+            leave_if(f, g.get("steps") >= g.get("budget"), frames.ENOUGH)
             together.value = g.get("uniform").differs(0)
             at.value = g.get("at")
             with f.if_(together.value):
@@ -41,7 +41,7 @@ def _run(module: Module) -> None:
                     lowest.value = f.overloaded("llvm.smin", lowest.value, f.load(places_type, places + t * 4))
                 least = f.intrinsic(f"llvm.vector.reduce.smin.v{LANES}i32", "i32", lowest.value)
                 at.value = f.emit("i64", f"sext {least} to i64")
-                leave_if(f, at.value >= stop, layout.NOBODY)
+                leave_if(f, at.value >= stop, frames.NOBODY)
                 here = f.broadcast(least, LANES)
                 count.value, warps.value = f.index(0), f.index(0)
                 with f.loop(0, threads, WARP) as t:
@@ -58,14 +58,14 @@ def _run(module: Module) -> None:
                     g.set("uniform", 1)
                     together.value = Value(f, "i1", "true")
             g.set("at", at.value)
-            leave_if(f, at.value >= stop, layout.NOBODY)
+            leave_if(f, at.value >= stop, frames.NOBODY)
             mask = f.select(together.value, full, own_mask)
             base = blocks + at.value * (len(BLOCK) * WORD)
-            b = Fields(f, base, BLOCK)
+            b = FrameFields(f, base, BLOCK)
             code = b.pointer("ready")
-            leave_if(f, f.is_null(code), layout.UNKNOWN)
+            leave_if(f, f.is_null(code), frames.UNKNOWN)
             parted = f.emit("i1", f"xor {together.value}, true")
-            leave_if(f, f.emit("i1", f"and {parted}, {b.get('gathers').differs(0).text}"), layout.UNKNOWN)
+            leave_if(f, f.emit("i1", f"and {parted}, {b.get('gathers').differs(0).text}"), frames.UNKNOWN)
             b.add("every_warp", warps.value)
             b.add("every_thread", count.value)
             g.add("elapsed", g.get("ended") - b.get("first"))
@@ -77,10 +77,10 @@ def _run(module: Module) -> None:
                 f.store(f.load(flags, ran + t) | f.load(flags, own_mask + t), ran + t)
             stopped = f.result_of(code, "i64", f["ctx"], mask, b.get("first"))
             with f.if_(stopped.differs(0)):
-                f.line(f"ret {stopped + (layout.INSIDE - 1)}")
+                f.line(f"ret {stopped + (frames.INSIDE - 1)}")
                 f._label(f"after{f._fresh()}")
             way = b.get("way")
-            leave_if(f, way.equals(layout.ELSEWHERE), layout.END)
+            leave_if(f, way.equals(frames.ELSEWHERE), frames.END)
 
             def go(block: Value, mask: Value = mask) -> None:
                 with f.if_(together.value):
@@ -92,18 +92,18 @@ def _run(module: Module) -> None:
                         f.store(f.select(some, put_there, f.load(places_type, places + t * 4)), places + t * 4)
 
             following = at.value + 1
-            with f.if_(way.equals(layout.FOLLOWS)):
+            with f.if_(way.equals(frames.FOLLOWS)):
                 go(following)
-            with f.if_(way.equals(layout.MEETS)):
+            with f.if_(way.equals(frames.MEETS)):
                 late = g.get("clock_limit") <= g.get("ticks")
-                leave_if(f, f.emit("i1", f"or {parted}, {late.text}"), layout.END)
+                leave_if(f, f.emit("i1", f"or {parted}, {late.text}"), frames.END)
                 with f.if_(g.get("clocked").differs(0)):
                     each, clock, known = g.get("each_warp"), g.pointer("clock"), g.pointer("known")
                     oldest = f.var(f.index(1 << 62))
                     with f.loop(0, g.get("clocked")) as block:
                         with f.loop(0, each) as warp, f.loop(0, each) as other:
-                            seen = word(f, clock, block * each + other)
-                            put(f, known, (block * each + warp) * each + other, seen)
+                            latest_clock = word(f, clock, block * each + other)
+                            put(f, known, (block * each + warp) * each + other, latest_clock)
                         with f.loop(0, each) as warp:
                             place = block * each + warp
                             oldest.value = f.min(oldest.value, word(f, clock, place))
@@ -111,7 +111,7 @@ def _run(module: Module) -> None:
                     g.add("ticks", 1)
                     g.set("seen_by_all", oldest.value)
                 go(following)
-            with f.if_(way.equals(layout.BRANCHES)):
+            with f.if_(way.equals(frames.BRANCHES)):
                 target = b.get("target")
                 with f.if_(b.get("guarded").equals(0)):
                     go(target)
@@ -121,9 +121,9 @@ def _run(module: Module) -> None:
                         jumps, actives = f.index(0), f.index(0)
                         for half in range(0, WARP, LANES):
                             some = f.load(flags, mask + t + half)
-                            taken = f.load(flags, goes + t + half) & some
-                            f.store(taken, goes + t + half)
-                            for vector_, add in ((taken, True), (some, False)):
+                            branching = f.load(flags, goes + t + half) & some
+                            f.store(branching, goes + t + half)
+                            for vector_, add in ((branching, True), (some, False)):
                                 flag = f.emit(vector(LANES, "i1"), f"icmp ne {vector_}, zeroinitializer")
                                 bits = f.emit("i64", f"zext {f.bitcast(flag, f'i{LANES}')} to i64")
                                 bits = bits << half if half else bits
@@ -132,7 +132,7 @@ def _run(module: Module) -> None:
                         apart = f.emit("i1", f"and {jumps.differs(0)}, {jumps.differs(actives).text}")
                         parting.value = parting.value + f.emit("i64", f"zext {apart} to i64")
                     new = f.emit("i1", f"and {parting.value.differs(0)}, {b.get('diverged').equals(0).text}")
-                    leave_if(f, new, layout.END)
+                    leave_if(f, new, frames.END)
                     b.add("branches", warps.value)
                     b.add("divergent", parting.value)
                     with f.if_(going.value.equals(0)):
@@ -147,10 +147,10 @@ def _run(module: Module) -> None:
                                 some = f.emit(
                                     vector(LANES, "i1"), f"icmp ne {f.load(flags, mask + t)}, zeroinitializer"
                                 )
-                                taken = f.emit(
+                                branching = f.emit(
                                     vector(LANES, "i1"), f"icmp ne {f.load(flags, goes + t)}, zeroinitializer"
                                 )
                                 there = f.select(some, stay, f.load(places_type, places + t * 4))
-                                f.store(f.select(taken, away, there), places + t * 4)
+                                f.store(f.select(branching, away, there), places + t * 4)
                             g.set("uniform", 0)
-        f.ret(f.index(layout.ENOUGH))
+        f.ret(f.index(frames.ENOUGH))

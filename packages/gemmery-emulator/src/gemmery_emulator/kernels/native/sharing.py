@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from gemmery.banks import WARP
 from gemmery_emulator.counters import Counters
 from gemmery_emulator.findings import Findings
-from gemmery_emulator.kernels.native.layout import RELATIVE, Record
+from gemmery_emulator.kernels.native.frames import RELATIVE, Record
 from gemmery_emulator.kernels.native.translation import Translation
 from gemmery_emulator.lockstep import LockStep
 

@@ -13,7 +13,7 @@ from gemmery.cpu.target import Target
 from gemmery_emulator import access, specials
 from gemmery_emulator.blocks import Block
 from gemmery_emulator.instructions import find, makers
-from gemmery_emulator.kernels.native.operations import TYPES, WITH_CONSTANT, Emit, emitter
+from gemmery_emulator.kernels.native.block_operations import TYPES, WITH_CONSTANT, Emit, emitter
 from gemmery_emulator.lower import LoweredKernel
 from gemmery_emulator.op import NUMPY, STORED, Op
 from gemmery_emulator.ptx import (
@@ -55,7 +55,7 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Parameter:
+class BlockParameter:
     """A load of a parameter of the kernel."""
 
     offset: int
@@ -68,7 +68,7 @@ class Translation:
 
     def __init__(self, program: LoweredKernel, target: Target) -> None:
         self.program, self.target = program, target
-        self.forms: list[Compute | Move | Parameter | None] = [
+        self.forms: list[Compute | Move | BlockParameter | None] = [
             self._form(instruction) for instruction in program.kernel.instructions
         ]
         self.moves = [index for index, form in enumerate(self.forms) if isinstance(form, Move)]
@@ -77,7 +77,7 @@ class Translation:
 
     # ---- forms ----
 
-    def _form(self, instruction: Instruction) -> Compute | Move | Parameter | None:
+    def _form(self, instruction: Instruction) -> Compute | Move | BlockParameter | None:
         if instruction.guard is not None:
             return None
         opcode = instruction.opcode
@@ -153,7 +153,7 @@ class Translation:
                 return dtype in ("u4", "u8")
         return False
 
-    def _move(self, instruction: Instruction) -> Move | Parameter | None:
+    def _move(self, instruction: Instruction) -> Move | BlockParameter | None:
         spelled, loads = access.read(instruction.opcode), instruction.opcode.name == "ld"
         if spelled is None or len(instruction.operands) != 2 or not _ORDERED.isdisjoint(instruction.opcode.modifiers):
             return None
@@ -170,7 +170,7 @@ class Translation:
             return None
         if spelled.space == "param":
             base = self._pointed(place.base)
-            return None if base is None else Parameter(base + place.offset, kind, elements)
+            return None if base is None else BlockParameter(base + place.offset, kind, elements)
         if spelled.space not in ("global", "shared") or instruction.opcode.space not in ("global", "shared"):
             return None
         if isinstance(place.base, Register) and place.base.name == "_":
@@ -191,11 +191,11 @@ class Translation:
         only = self.program.kernel.instructions[writers[0]]
         if only.guard is not None or only.opcode.spelling not in ("mov.b64", "mov.u64", "add.s64", "add.u64"):
             return None
-        more = only.operands[2:]
-        if not all(isinstance(each, Immediate) for each in more):
+        offsets = only.operands[2:]
+        if not all(isinstance(each, Immediate) for each in offsets):
             return None
         start = self._pointed(only.operands[1])
-        away = sum(each.bits for each in more if isinstance(each, Immediate))
+        away = sum(each.bits for each in offsets if isinstance(each, Immediate))
         return None if start is None else start + (away + 2**63) % 2**64 - 2**63
 
     @cached_property
@@ -207,8 +207,8 @@ class Translation:
         """Return the registers that an access moves as they are kept; none if a value has to be converted."""
         slots = [self.program.slots.get(each.name) for each in move.elements if isinstance(each, Register)]
         size = int(NUMPY[move.kind][1])
-        kept = [slot for slot in slots if slot is not None and self.stored[slot][1:] == str(size)]
-        return kept if len(kept) == len(move.elements) <= 4 and size >= 4 else []
+        places = [slot for slot in slots if slot is not None and self.stored[slot][1:] == str(size)]
+        return places if len(places) == len(move.elements) <= 4 and size >= 4 else []
 
     # ---- registers ----
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gemmery_emulator.pace.timeline import COPY, MULTIPLIES, RUNS, WarpTimeline
+from gemmery_emulator.pace.warp_timeline import COPY, MULTIPLIES, RUNS, WarpTimeline
 from gemmery_emulator.pages.numerals import digits, percent
 from gemmery_emulator.pages.svg import WIDTH, Plot, cell, key, label, svg
 
 LEFT = 96  # of the picture: the names of the rows
 HEIGHT, GAP = 13, 3
-MOST = 24  # warps that are shown
+MOST = 24  # warps that are rows_drawn
 SHARE = 400  # pieces of a row: what takes most of a piece is drawn there
 FILLS = {
     RUNS: "accent",
@@ -28,17 +28,17 @@ FILLS = {
 def warps_picture(timeline: WarpTimeline, name: str = "warps-1") -> Plot:
     """A row for each warp that does something, from the start of the blocks to their end."""
     rows, wide = timeline.rows(), WIDTH - LEFT
-    shown = list(rows)[:MOST]
+    rows_drawn = list(rows)[:MOST]
     parts, top, drawn = [], 4.0, dict[str, None]()
-    for warp in shown:
+    for warp in rows_drawn:
         block, own = divmod(warp, timeline.each)
         parts.append(label(LEFT - 10, top + HEIGHT / 2, f"block {block}, warp {own}", "muted", 10, "end"))
         parts.append(cell(LEFT, top + HEIGHT / 2 - 1, wide, 2, "rule"))
         for first, last, what in _pieces(timeline, warp):
             drawn[what] = None
             begin, end = LEFT + wide * first / SHARE, LEFT + wide * last / SHARE
-            told = f"{what}, {digits(timeline.clocks * (last - first) / SHARE)} clocks"
-            parts.append(cell(begin, top, max(end - begin, 0.5), HEIGHT, FILLS[what], told))
+            tooltip = f"{what}, {digits(timeline.clocks * (last - first) / SHARE)} clocks"
+            parts.append(cell(begin, top, max(end - begin, 0.5), HEIGHT, FILLS[what], tooltip))
         top += HEIGHT + GAP
     whole = timeline.clocks / timeline.clock
     parts.append(
@@ -52,10 +52,10 @@ def warps_picture(timeline: WarpTimeline, name: str = "warps-1") -> Plot:
     listed = ", ".join(
         f"{what} {percent(each / everything)}" for what, each in sorted(totals.items(), key=lambda row: -row[1])
     )
-    more = f" {len(rows) - len(shown)} more warps are not drawn." if len(rows) > len(shown) else ""
+    rest = f" {len(rows) - len(rows_drawn)} rest warps are not drawn." if len(rows) > len(rows_drawn) else ""
     copies = sum(span.what == COPY for span in timeline.spans)
     caption = f"The warps of the blocks with which a multiprocessor of {timeline.card} begins, by predicted clocks. "
-    caption += f"Of the time of all warps: {listed}.{more}"
+    caption += f"Of the time of all warps: {listed}.{rest}"
     caption += f" {copies:,} bulk copies go on meanwhile." if copies else ""
     title = "What each warp does over time"
     return Plot(name, title, caption, svg(title, top + 44, parts))

@@ -16,9 +16,9 @@ import numpy as np
 
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.ir_types import SIZES, vector
-from gemmery_emulator.kernels.native.layout import ACCESS, CONTEXT, LANES, WORD, Fields, leave
-from gemmery_emulator.kernels.native.operations import TYPES, emit, flipped, lanes
-from gemmery_emulator.kernels.native.translation import Compute, Move, Parameter, Translation
+from gemmery_emulator.kernels.native.block_operations import TYPES, emit, flipped, lanes
+from gemmery_emulator.kernels.native.frames import ACCESS, CONTEXT, LANES, WORD, FrameFields, leave
+from gemmery_emulator.kernels.native.translation import BlockParameter, Compute, Move, Translation
 from gemmery_emulator.op import NUMPY, STORED
 from gemmery_emulator.ptx import Address, Immediate, Not, Operand, Register, Special, Symbol, names_of
 from gemmery_emulator.steps import constant
@@ -26,10 +26,10 @@ from gemmery_emulator.steps import constant
 
 def module(translation: Translation, blocks: Iterable[int]) -> Module:
     """Return the code of some blocks, as functions with their numbers."""
-    made = Module(translation.target)
+    blocks_module = Module(translation.target)
     for number in blocks:
-        _Function(translation, made, number)
-    return made
+        _Function(translation, blocks_module, number)
+    return blocks_module
 
 
 def memory_type(stored: str) -> str:
@@ -47,11 +47,11 @@ class _Function:
         self._block, self._instructions = block, program.kernel.instructions
         last = block.last - bool(block.way)
         forms = translation.forms
-        cuts = [index for index in range(block.first, last) if not isinstance(forms[index], Compute | Parameter)]
+        cuts = [index for index in range(block.first, last) if not isinstance(forms[index], Compute | BlockParameter)]
         params = (("ptr", "ctx"), ("ptr", "mask"), ("i64", "start"))
         self._pointers: dict[int, Value] = {}
         with module.function(f"block_{number}", *params, returns="i64") as f:
-            self._f, self._fields = f, Fields(f, f["ctx"], CONTEXT)
+            self._f, self._fields = f, FrameFields(f, f["ctx"], CONTEXT)
             f._slots.append(f"  %context_registers = getelementptr i8, ptr %ctx, i64 {self._at('registers')}")
             f._slots.append("  %registers = load ptr, ptr %context_registers, align 8")
             entries = [block.first, *(index + 1 for index in cuts)]
@@ -120,7 +120,7 @@ class _Function:
         with self._group() as group:
             for index in indices:
                 form = self._translation.forms[index]
-                if isinstance(form, Parameter):
+                if isinstance(form, BlockParameter):
                     self._parameter(group, form)
                     continue
                 assert isinstance(form, Compute)
@@ -139,7 +139,7 @@ class _Function:
                 f.store(f.convert("zext", goes, "i8"), self._fields.pointer("goes") + group.t)
             group.finish(self._private(indices))
 
-    def _parameter(self, group: _Group, form: Parameter) -> None:
+    def _parameter(self, group: _Group, form: BlockParameter) -> None:
         f, element = self._f, TYPES[NUMPY[form.kind]]
         for number, operand in enumerate(form.elements):
             at = self._fields.pointer("parameters") + (form.offset + number * SIZES[element])
@@ -199,10 +199,14 @@ class _Group:
         f, stored = self._f, self._translation.stored[slot]
         known = self._values.setdefault(slot, {})
         if not known:
-            kept = f.load(
+            stored_lanes = f.load(
                 lanes(memory_type(stored)), self._function.pointer(slot) + self.t * SIZES[memory_type(stored)]
             )
-            known[stored] = emit(f, "icmp ne", lanes("i1"), kept, f.zero(kept.type)) if stored == "?" else kept
+            known[stored] = (
+                emit(f, "icmp ne", lanes("i1"), stored_lanes, f.zero(stored_lanes.type))
+                if stored == "?"
+                else stored_lanes
+            )
         if dtype not in known:
             known[dtype] = viewed(f, known[stored], stored, dtype)
         return known[dtype]
@@ -253,22 +257,22 @@ class _Group:
 
     def finish(self, private: set[int] | None) -> None:
         """Keep the values of the active threads, but for registers that nobody else reads."""
-        f, kept = self._f, []
+        f, stored_lanes = self._f, []
         for slot in self._written:
             if private is not None and slot in private:
                 continue
             stored = self._translation.stored[slot]
             place = self._function.pointer(slot) + self.t * SIZES[memory_type(stored)]
             value = self._values[slot][stored]
-            kept.append((place, f.convert("zext", value, "i8") if stored == "?" else value))
-        if not kept:
+            stored_lanes.append((place, f.convert("zext", value, "i8") if stored == "?" else value))
+        if not stored_lanes:
             return
         # Stores with a mask take some CPUs ten times as long as plain ones.
         with f.if_(f.bitcast(self.mask, f"i{LANES}").equals(-1)):
-            for place, value in kept:
+            for place, value in stored_lanes:
                 f.store(value, place)
         with f.else_():
-            for place, value in kept:
+            for place, value in stored_lanes:
                 f.store(f.select(self.mask, value, f.load(value.type, place)), place)
 
 

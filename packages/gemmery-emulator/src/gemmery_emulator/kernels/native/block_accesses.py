@@ -15,15 +15,15 @@ import random
 from gemmery.banks import WARP
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.ir_types import vector
-from gemmery_emulator.kernels.native import layout
-from gemmery_emulator.kernels.native.layout import (
+from gemmery_emulator.kernels.native import frames
+from gemmery_emulator.kernels.native.frames import (
     ACCESS,
     CONTEXT,
     ENTRY,
     LANES,
     RELATIVE,
     WORD,
-    Fields,
+    FrameFields,
     byte,
     called,
     leave_if,
@@ -50,7 +50,7 @@ def add_to(module: Module) -> None:
 class _Warp:
     """What the lanes of a warp access: relative to the line of the first one, 0 for inactive lanes."""
 
-    def __init__(self, f: Function, g: Fields, mask: Value, t: Value) -> None:
+    def __init__(self, f: Function, g: FrameFields, mask: Value, t: Value) -> None:
         wide, flags = vector(LANES, "i64"), vector(LANES, "i8")
         self._f, self._g, self._t, self._wide = f, g, t, wide
         self.bits, self._masks = f.index(0), []
@@ -100,8 +100,8 @@ class _Warp:
 def _look(module: Module) -> None:
     """Find the bounds of an access, and in `found` the entry of each warp, as far as that is the latest one."""
     with module.function("look", ("ptr", "ctx"), ("ptr", "desc"), ("ptr", "mask"), local=True, returns="i64") as f:
-        g, d = Fields(f, f["ctx"], CONTEXT), Fields(f, f["desc"], ACCESS)
-        number, latest, found = d.get("number"), d.get("latest"), g.pointer("found")
+        g, d = FrameFields(f, f["ctx"], CONTEXT), FrameFields(f, f["desc"], ACCESS)
+        number, latest, entry_of_warp = d.get("number"), d.get("latest"), g.pointer("found")
         entry = g.pointer("entries") + latest * (ENTRY * WORD)
         least, most, every = f.var(f.index(1 << 62)), f.var(f.index(-(1 << 62))), f.var(f.index(0))
         place = f.var(f.index(0))
@@ -113,23 +113,23 @@ def _look(module: Module) -> None:
 
         with f.loop(0, g.get("threads"), WARP) as t:
             warp = _Warp(f, g, f["mask"], t)
-            place.value = f.index(layout.NOT_ACTIVE)
+            place.value = f.index(frames.NOT_ACTIVE)
 
             def seek(whole: bool, warp: _Warp = warp) -> None:
                 warp.read(whole)
                 known = warp.same(entry, number)
                 with f.if_(known):
                     place.value = latest
-                    widen(warp, *(f.load("i64", entry + each * WORD, 8) for each in layout.BOUNDS))
+                    widen(warp, *(f.load("i64", entry + each * WORD, 8) for each in frames.BOUNDS))
                 with f.else_():
-                    place.value = f.index(layout.NOT_FOUND)
+                    place.value = f.index(frames.NOT_FOUND)
                     widen(warp, *warp.bounds())
 
             with f.if_(warp.bits.equals(2**WARP - 1)):
                 seek(True)
             with f.else_(), f.if_(warp.bits.differs(0)):
                 seek(False)
-            put(f, found, t >> 5, place.value)
+            put(f, entry_of_warp, t >> 5, place.value)
         for name, value in (("least", least), ("most", most), ("every", every)):
             g.set(name, value.value)
         f.ret(f.index(0))
@@ -138,24 +138,29 @@ def _look(module: Module) -> None:
 def _count(module: Module) -> None:
     """Count what each warp accesses."""
     with module.function("count", ("ptr", "ctx"), ("ptr", "desc"), ("ptr", "mask"), local=True, returns="i64") as f:
-        g, d = Fields(f, f["ctx"], CONTEXT), Fields(f, f["desc"], ACCESS)
-        entries, slots, found, number = g.pointer("entries"), g.pointer("slots"), g.pointer("found"), d.get("number")
+        g, d = FrameFields(f, f["ctx"], CONTEXT), FrameFields(f, f["desc"], ACCESS)
+        entries, slots, entry_of_warp, number = (
+            g.pointer("entries"),
+            g.pointer("slots"),
+            g.pointer("found"),
+            d.get("number"),
+        )
 
         def again_at(place: Value) -> None:
             times = entries + (place * ENTRY + 2) * WORD
             f.store(f.load("i64", times, 8) + 1, times, 8)
 
         with f.loop(0, g.get("warps")) as w:
-            place = word(f, found, w)
+            place = word(f, entry_of_warp, w)
             with f.if_(place >= 0):
                 again_at(place)
-            with f.else_(), f.if_(place.equals(layout.NOT_FOUND)):
+            with f.else_(), f.if_(place.equals(frames.NOT_FOUND)):
                 warp = _Warp(f, g, f["mask"], w * WARP)
                 warp.read(False)
                 latest = d.get("latest")
                 known = warp.same(entries + latest * (ENTRY * WORD), number)
                 with f.if_(known):
-                    put(f, found, w, latest)
+                    put(f, entry_of_warp, w, latest)
                     again_at(latest)
                 with f.else_():
                     bits, relative = warp.bits, warp.relative
@@ -165,10 +170,10 @@ def _count(module: Module) -> None:
                         hashed = hashed + f.intrinsic(f"llvm.vector.reduce.add.v{LANES}i64", "i64", own * times)
                     hashed = hashed ^ f.emit("i64", f"lshr {hashed}, 29")
                     hashed = hashed * 0x9E3779B97F4A7C15
-                    at = f.var(f.emit("i64", f"lshr {hashed}, 32") & (layout.SLOTS - 1))
+                    at = f.var(f.emit("i64", f"lshr {hashed}, 32") & (frames.SLOTS - 1))
                     with f.while_() as again:
-                        held = f.emit("i64", f"sext {f.load('i32', slots + at.value * 4, 4)} to i64")
-                        with f.if_(held.equals(0)):
+                        occupied = f.emit("i64", f"sext {f.load('i32', slots + at.value * 4, 4)} to i64")
+                        with f.if_(occupied.equals(0)):
                             used = g.get("used")
                             new = entries + used * (ENTRY * WORD)
                             numbers = (number, bits, f.index(0), hashed, _form(f, d, bits, relative), *warp.bounds())
@@ -183,13 +188,13 @@ def _count(module: Module) -> None:
                         with f.if_(same):
                             again_at(now)
                             d.set("latest", now)
-                            put(f, found, w, now)
+                            put(f, entry_of_warp, w, now)
                         again.until(same)
-                        at.value = (at.value + 1) & (layout.SLOTS - 1)
+                        at.value = (at.value + 1) & (frames.SLOTS - 1)
         f.ret(f.index(0))
 
 
-def _form(f: Function, d: Fields, bits: Value, relative: list[Value]) -> Value:
+def _form(f: Function, d: FrameFields, bits: Value, relative: list[Value]) -> Value:
     """Whether in each vector of lanes the addresses are equal, or follow each other without gaps."""
     wide, flag = relative[0].type, vector(LANES, "i1")
     ramp = Value(f, wide, "<" + ", ".join(f"i64 {lane}" for lane in range(LANES)) + ">")
@@ -209,12 +214,12 @@ def _access(module: Module) -> None:
     """Check an access, keep it for later checks and count it; 1 if Python has to execute it."""
     wide, flags = vector(LANES, "i64"), vector(LANES, "i8")
     with module.function("access", ("ptr", "ctx"), ("ptr", "desc"), ("ptr", "mask"), returns="i64") as f:
-        g, d, mask = Fields(f, f["ctx"], CONTEXT), Fields(f, f["desc"], ACCESS), f["mask"]
+        g, d, mask = FrameFields(f, f["ctx"], CONTEXT), FrameFields(f, f["desc"], ACCESS), f["mask"]
         threads, width, shared = g.get("threads"), d.get("width"), d.get("shared").differs(0)
         addresses = g.pointer("addresses")
         leave_if(f, d.get("seen").equals(0))
         leave_if(f, d.get("refused").differs(0))
-        leave_if(f, g.get("used") + g.get("warps") > f.index(layout.ENTRIES))
+        leave_if(f, g.get("used") + g.get("warps") > f.index(frames.ENTRIES))
         bad = f.var(f.index(0))
         called(f, "look", f["ctx"], f["desc"], mask)
         least, most, every = g.get("least"), g.get("most"), g.get("every")
@@ -233,13 +238,13 @@ def _access(module: Module) -> None:
                 alike = g.get("alike")
                 with f.if_(alike > f.index(1)):  # one block stands for all, as long as all do the same
                     own, apart = g.get("block_threads"), f.var(f.zero(wide))
-                    found, first_warps = g.pointer("found"), own >> 5
+                    entry_of_warp, first_warps = g.pointer("found"), own >> 5
                     with f.loop(first_warps, g.get("warps")) as w:
                         like = over(f, w, first_warps, "urem")
-                        place, t, there = word(f, found, w), like * WARP, w * WARP
+                        place, t, there = word(f, entry_of_warp, w), like * WARP, w * WARP
                         bits = word(f, g.pointer("entries"), f.max(place, f.index(0)) * ENTRY + 1)
                         lane = f.intrinsic("llvm.cttz.i64", "i64", bits, Value(f, "i1", "false")) & (WARP - 1)
-                        same = place.equals(word(f, found, like))
+                        same = place.equals(word(f, entry_of_warp, like))
                         same = f.emit("i1", f"and {same}, {(place >= 0).text}")
                         moved = word(f, addresses, there + lane) ^ word(f, addresses, t + lane)
                         same = f.emit("i1", f"and {same}, {moved.equals(0).text}")
@@ -279,10 +284,10 @@ def _access(module: Module) -> None:
                 leave_if(f, called(f, "grid_races", f["ctx"], f["desc"], lanes.value, n.value).differs(0))
         called(f, "count", f["ctx"], f["desc"], mask)
         with f.if_(d.get("kept").differs(0)):  # for pictures of what a later store copies
-            kept = d.pointer("kept")
+            stored = d.pointer("kept")
             with f.loop(0, threads, LANES) as t:
-                f.store(f.load(wide, addresses + t * WORD), kept + t * WORD)
-                f.store(f.load(flags, mask + t), kept + (threads * WORD + t))
+                f.store(f.load(wide, addresses + t * WORD), stored + t * WORD)
+                f.store(f.load(flags, mask + t), stored + (threads * WORD + t))
         with f.if_(d.get("elements").differs(0)):
             called(f, "move", f["ctx"], f["desc"], mask)
         f.ret(f.index(0))
@@ -291,10 +296,10 @@ def _access(module: Module) -> None:
 def _move(module: Module) -> None:
     """Load or store the elements of the active lanes, which registers of the same size hold."""
     with module.function("move", ("ptr", "ctx"), ("ptr", "desc"), ("ptr", "mask"), local=True, returns="i64") as f:
-        g, d = Fields(f, f["ctx"], CONTEXT), Fields(f, f["desc"], ACCESS)
+        g, d = FrameFields(f, f["ctx"], CONTEXT), FrameFields(f, f["desc"], ACCESS)
         addresses, registers, bases = (g.pointer(name) for name in ("addresses", "registers", "bases"))
         shared, stores, warps = d.get("shared").differs(0), d.get("stores").differs(0), g.get("warps")
-        entries, found = g.pointer("entries"), g.pointer("found")
+        entries, entry_of_warp = g.pointer("entries"), g.pointer("found")
         memory = f.select(shared, g.pointer("shared"), g.pointer("memory"))
         inside = f.select(shared, f.index(-1), f.index(0))
         whole = d.get("elements").equals(1)
@@ -311,9 +316,9 @@ def _move(module: Module) -> None:
                     f.store(f.load(type_, source, size), to, size)
 
             with f.loop(0, warps) as warp:
-                entry, t = word(f, found, warp), warp * WARP
+                entry, t = word(f, entry_of_warp, warp), warp * WARP
                 with f.if_(entry >= f.index(0)):
-                    with f.if_(word(f, entries, entry * ENTRY + layout.FORM).differs(0)):
+                    with f.if_(word(f, entries, entry * ENTRY + frames.FORM).differs(0)):
                         base = word(f, bases, t) & inside
                         with f.loop(t, t + WARP, LANES) as group:
                             address, here = word(f, addresses, group), values + group * size

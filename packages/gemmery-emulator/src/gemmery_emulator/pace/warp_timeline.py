@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gemmery_emulator.pace.clocks import Span
+from gemmery_emulator.pace.clocks import WarpSpan
 
 COPY = "bulk copy"
 MULTIPLIES, RUNS = "multiplies", "runs"
@@ -22,22 +22,22 @@ class WarpTimeline:
     clock: float  # clocks of a nanosecond
     clocks: float  # until the last of these blocks ends
     each: int  # warps of a block
-    spans: tuple[Span, ...]
+    spans: tuple[WarpSpan, ...]
     lines: tuple[str, ...]  # of each instruction, where it stands in the source
 
-    def rows(self) -> dict[int, list[Span]]:
+    def rows(self) -> dict[int, list[WarpSpan]]:
         """The spans of each warp by its number, in time and without overlap; copies, which go on meanwhile, left out.
 
         A warp that waits for registers while it still issues does both: the span that began first comes first.
         """
-        rows: dict[int, list[Span]] = defaultdict(list)
+        rows: dict[int, list[WarpSpan]] = defaultdict(list)
         for span in sorted(self.spans, key=lambda span: (span.warp, span.begin, span.end)):
             if span.what == COPY:
                 continue
             row = rows[span.warp]
             begin = max(span.begin, row[-1].end if row else 0.0)
             if span.end > begin:
-                row.append(Span(span.warp, begin, span.end, span.what, span.index))
+                row.append(WarpSpan(span.warp, begin, span.end, span.what, span.index))
         return dict(rows)
 
     def totals(self) -> dict[str, float]:
@@ -48,7 +48,7 @@ class WarpTimeline:
                 sums[span.what] += span.end - span.begin
         return dict(sums)
 
-    def line(self, span: Span) -> str:
+    def line(self, span: WarpSpan) -> str:
         """Where a span's instruction stands in the source."""
         return self.lines[span.index] if 0 <= span.index < len(self.lines) else ""
 
@@ -59,10 +59,10 @@ class WarpTimeline:
         """
         events: list[dict[str, object]] = []
         blocks = sorted({span.warp // self.each for span in self.spans})
-        events += [_named("process_name", at, 0, f"block {at} of {self.kernel} on {self.card}") for at in blocks]
+        events += [_name_event("process_name", at, 0, f"block {at} of {self.kernel} on {self.card}") for at in blocks]
         for warp, row in self.rows().items():
             block, own = divmod(warp, self.each)
-            events.append(_named("thread_name", block, own, f"warp {own}"))
+            events.append(_name_event("thread_name", block, own, f"warp {own}"))
             events += [self._event(span, block, own) for span in row]
         for track, row in enumerate(_apart([span for span in self.spans if span.what == COPY]), self.each):
             for span in row:
@@ -70,10 +70,10 @@ class WarpTimeline:
                 events.append(self._event(span, block, track))
                 events[-1]["args"] = {"line": self.line(span), "warp": own}
             of = {span.warp // self.each for span in row}
-            events += [_named("thread_name", at, track, "bulk copies") for at in sorted(of)]
+            events += [_name_event("thread_name", at, track, "bulk copies") for at in sorted(of)]
         return json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}, allow_nan=False)
 
-    def _event(self, span: Span, process: int, thread: int) -> dict[str, object]:
+    def _event(self, span: WarpSpan, process: int, thread: int) -> dict[str, object]:
         scale = 1e-3 / self.clock
         return {
             "name": span.what, "cat": "wait" if "wait" in span.what else "work", "ph": "X",
@@ -82,13 +82,13 @@ class WarpTimeline:
         }  # fmt: skip
 
 
-def _named(what: str, process: int, thread: int, name: str) -> dict[str, object]:
+def _name_event(what: str, process: int, thread: int, name: str) -> dict[str, object]:
     return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
 
 
-def _apart(spans: Sequence[Span]) -> list[list[Span]]:
+def _apart(spans: Sequence[WarpSpan]) -> list[list[WarpSpan]]:
     """Spans in as few rows as keep those of one row from overlapping."""
-    rows: list[list[Span]] = []
+    rows: list[list[WarpSpan]] = []
     for span in sorted(spans, key=lambda span: span.begin):
         row = next((row for row in rows if row[-1].end <= span.begin), None)
         if row is None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from gemmery.cpu.ir import Function, Value
 from gemmery.cpu.ir_types import element_of, vector, with_element
-from gemmery_emulator.kernels.native.layout import LANES
+from gemmery_emulator.kernels.native.frames import LANES
 
 Emit = Callable[..., Value | tuple[Value, ...]]
 # LLVM's type of values of a NumPy type.
@@ -150,12 +150,12 @@ def _divide(name: str, signed: bool) -> Emit:
     """Divide magnitudes, so that nothing overflows; all ones where the divisor is zero."""
 
     def divided(f: Function, a: Value, b: Value) -> Value:
-        zero, one = f.zero(a.type), f.const(a.type, 1)
+        zero, unit = f.zero(a.type), f.const(a.type, 1)
         nothing = compare(f, "icmp eq", b, zero)
         x, y = a, b
         if signed:
             x, y = (f.select(compare(f, "icmp slt", v, zero), emit(f, "sub", a.type, zero, v), v) for v in (a, b))
-        y = f.select(nothing, one, y)
+        y = f.select(nothing, unit, y)
         result = emit(f, "udiv" if name == "div" else "urem", a.type, x, y)
         if signed:
             sign = emit(f, "xor", a.type, a, b) if name == "div" else a

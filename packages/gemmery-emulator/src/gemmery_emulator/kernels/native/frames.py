@@ -166,7 +166,7 @@ class Record:
         return int(self.words.__array_interface__["data"][0]) + row * self._width * WORD
 
 
-class Fields:
+class FrameFields:
     """A record as code sees it."""
 
     def __init__(self, f: Function, base: Value, names: list[str]) -> None:

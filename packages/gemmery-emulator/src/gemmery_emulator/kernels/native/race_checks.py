@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery_emulator.findings.races import CLOCK_AT, INDEX_AT, THREAD, UNDER_WAY
-from gemmery_emulator.kernels.native.layout import (
+from gemmery_emulator.kernels.native.frames import (
     ACCESS,
     CONTEXT,
-    Fields,
+    FrameFields,
     called,
     leave,
     leave_if,
@@ -36,7 +36,7 @@ def _shared_unordered(module: Module) -> None:
     """Whether nothing orders an earlier access of another thread before thread `t`, whose stamp is `own`."""
     params = (("ptr", "ctx"), ("i64", "then"), ("i64", "own"), ("i64", "t"))
     with module.function("shared_unordered", *params, local=True, returns="i64") as f:
-        g, then = Fields(f, f["ctx"], CONTEXT), f["then"]
+        g, then = FrameFields(f, f["ctx"], CONTEXT), f["then"]
         leave_if(f, (then & UNDER_WAY).differs(0))
         leave_if(f, ((then ^ f["own"]) & THREAD).equals(0), 0)
         row = (f["t"] >> 5) * g.get("each_warp") + ((then & THREAD) >> 5)
@@ -47,7 +47,7 @@ def _grid_unordered(module: Module) -> None:
     """The same for an earlier access to global memory."""
     params = (("ptr", "ctx"), ("i64", "then"), ("i64", "own"), ("i64", "t"))
     with module.function("grid_unordered", *params, local=True, returns="i64") as f:
-        g, then, t = Fields(f, f["ctx"], CONTEXT), f["then"], f["t"]
+        g, then, t = FrameFields(f, f["ctx"], CONTEXT), f["then"], f["t"]
         someone, one_block = g.get("someone"), g.get("one_block")
         apart = then ^ f["own"]
         leave_if(f, (apart & someone).equals(0), 0)
@@ -63,7 +63,7 @@ def _grid_unordered(module: Module) -> None:
 class _Touched:
     """What the lanes of an access touch: a place, a thread and a stamp for each, in arrays."""
 
-    def __init__(self, f: Function, g: Fields, count: Value) -> None:
+    def __init__(self, f: Function, g: FrameFields, count: Value) -> None:
         self._f, self._count = f, count
         self._where, self._stamps, self._threads = (g.pointer(name) for name in ("where", "stamps", "who"))
 
@@ -88,17 +88,17 @@ def _shared(module: Module) -> None:
     """Check an access of the first `n` listed lanes to shared memory, then keep it; 1 if Python has to look at it."""
     params = (("ptr", "ctx"), ("ptr", "desc"), ("ptr", "lanes"), ("i64", "n"))
     with module.function("shared_races", *params, local=True, returns="i64") as f:
-        g, d, n = Fields(f, f["ctx"], CONTEXT), Fields(f, f["desc"], ACCESS), f["n"]
+        g, d, n = FrameFields(f, f["ctx"], CONTEXT), FrameFields(f, f["desc"], ACCESS), f["n"]
         addresses, before, clock, own_lane = (g.pointer(name) for name in ("addresses", "before", "clock", "own_lane"))
         written, read, read_too = (g.pointer(name) for name in ("written", "read", "read_too"))
         shift, own_index, begins = g.get("shift"), d.get("index") << INDEX_AT, g.pointer("begins")
-        pieces, seen = d.get("width") >> shift, (g.get("seen_by_all") + 1) << CLOCK_AT
+        pieces, least_clock = d.get("width") >> shift, (g.get("seen_by_all") + 1) << CLOCK_AT
         stores, bad = d.get("stores").differs(0), f.var(f.index(0))
         touched = _Touched(f, g, n * pieces)
 
         def check(table: Value, place: Value, stamp: Value, t: Value) -> None:
             then = word(f, table, place)
-            with f.if_(then >= seen):
+            with f.if_(then >= least_clock):
                 bad.value = bad.value + called(f, "shared_unordered", f["ctx"], then, stamp, t)
 
         with f.loop(0, n) as i:
@@ -120,10 +120,10 @@ def _shared(module: Module) -> None:
             return ((a ^ b) & THREAD).differs(0)
 
         def take(table: Value) -> Callable[[Value, Value, Value], None]:
-            def taken(number: Value, place: Value, stamp: Value) -> None:
+            def add_pair(number: Value, place: Value, stamp: Value) -> None:
                 put(f, before, number, word(f, table, place))
 
-            return taken
+            return add_pair
 
         def keep(table: Value) -> Callable[[Value, Value, Value], None]:
             return lambda number, place, stamp: put(f, table, place, stamp)
@@ -166,7 +166,7 @@ def _grid(module: Module) -> None:
     """The same for global memory."""
     params = (("ptr", "ctx"), ("ptr", "desc"), ("ptr", "lanes"), ("i64", "n"))
     with module.function("grid_races", *params, local=True, returns="i64") as f:
-        g, d, n = Fields(f, f["ctx"], CONTEXT), Fields(f, f["desc"], ACCESS), f["n"]
+        g, d, n = FrameFields(f, f["ctx"], CONTEXT), FrameFields(f, f["desc"], ACCESS), f["n"]
         addresses, before, clock = (g.pointer(name) for name in ("addresses", "before", "clock"))
         own_stamp, own_clock = g.pointer("own_stamp"), g.pointer("own_clock")
         shift, narrow, clock_at = g.get("grid_shift"), g.get("narrow").differs(0), g.get("clock_at")

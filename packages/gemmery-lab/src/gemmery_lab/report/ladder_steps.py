@@ -10,7 +10,7 @@ from rich.text import Text
 
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.diff import Difference, diff
-from gemmery_emulator.pace.timeline import WarpTimeline
+from gemmery_emulator.pace.warp_timeline import WarpTimeline
 from gemmery_emulator.pages import numerals, svg
 from gemmery_emulator.pages.pictures.warps import warps_picture
 from gemmery_emulator.pages.rendering import render
@@ -24,7 +24,7 @@ MOVED = 0.02  # by which a counter must differ to have moved
 
 
 @dataclass(frozen=True)
-class Step:
+class LadderStep:
     """Two rungs on the same card: both counted on a small product, both predicted on a large one where they can be."""
 
     old: EmulatedRung
@@ -45,7 +45,7 @@ class Step:
         return (before, after) if before and after and before.prediction and after.prediction else None
 
 
-def steps(ladder: EmulatedLadder) -> tuple[Step, ...]:
+def steps(ladder: EmulatedLadder) -> tuple[LadderStep, ...]:
     """Return every step of a ladder whose two rungs ran, at its largest size.
 
     >>> [step.title for step in steps(lab.emulated_ladder(["simt_naive", "simt_smem"]))]  # doctest: +SKIP
@@ -68,15 +68,15 @@ def place(old: str, new: str) -> str:
     return f"steps/{old}-{new}.html"
 
 
-def step(ladder: EmulatedLadder, old: str, new: str) -> Step:
+def step(ladder: EmulatedLadder, old: str, new: str) -> LadderStep:
     """Return the step between two rungs of a ladder that ran."""
     largest = max(run.size for run in ladder.rungs)
     ran = {run.rung: run for run in ladder.rungs if run.size == largest}
     times = {row.rung: row for row in ladder.predicted}
-    return Step(ran[old], ran[new], times.get(old), times.get(new), diff(old, new))
+    return LadderStep(ran[old], ran[new], times.get(old), times.get(new), diff(old, new))
 
 
-def summary(step: Step) -> str:
+def summary(step: LadderStep) -> str:
     """The step in a sentence: its gain, what bounded the one and bounds the other, and the counter that moved most."""
     parts = []
     if times := step.times:
@@ -92,7 +92,7 @@ def summary(step: Step) -> str:
     return "; ".join(parts) + "." if parts else "No counter moved."
 
 
-def _moved(step: Step) -> list[tuple[str, float, float]]:
+def _moved(step: LadderStep) -> list[tuple[str, float, float]]:
     """The counters that differ, for each operation of the product if the products do; the furthest first."""
     scale = step.old.operations / step.new.operations
     rows = []
@@ -104,7 +104,7 @@ def _moved(step: Step) -> list[tuple[str, float, float]]:
     return sorted(rows, key=lambda row: -max(row[1], row[2], 1) / max(min(row[1], row[2]), 1))
 
 
-def sheets(step: Step) -> tuple[Sheet, ...]:
+def sheets(step: LadderStep) -> tuple[Sheet, ...]:
     """The counters that moved, and the predicted time with its terms."""
     old, new = step.old, step.new
     products = [f"{run.rung}: {run.m} × {run.n} × {run.k}, {run.dtype}." for run in (old, new)]
@@ -131,7 +131,7 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) else numerals.digits(value)
 
 
-def _terms(step: Step) -> Sheet:
+def _terms(step: LadderStep) -> Sheet:
     """Microseconds of each term of both predictions, the longest of the old first."""
     before, after = step.times or (None, None)
     assert before is not None
@@ -152,7 +152,7 @@ def _terms(step: Step) -> Sheet:
     )
 
 
-def _longest(step: Step) -> list[tuple[str, float, float]]:
+def _longest(step: LadderStep) -> list[tuple[str, float, float]]:
     before, after = (row.prediction for row in step.times or (PredictedRung("", 0, 0, 0, ""),) * 2)
     if before is None or after is None:
         return []
@@ -162,7 +162,7 @@ def _longest(step: Step) -> list[tuple[str, float, float]]:
     return sorted((row for row in rows if max(row[1:]) > least), key=lambda row: -row[1])
 
 
-def picture(step: Step) -> svg.Plot | None:
+def picture(step: LadderStep) -> svg.Plot | None:
     """Two bars for each term of the predicted times, and two for the whole; None without predictions."""
     if not step.times:
         return None
@@ -186,7 +186,7 @@ def picture(step: Step) -> svg.Plot | None:
     return svg.Plot(name, "The time that moved", caption, drawing)
 
 
-def show_step(step: Step, console: Console) -> None:
+def show_step(step: LadderStep, console: Console) -> None:
     """Print a step: the sentence, the counters, the times, then the lines that changed."""
     console.print(Text(step.title, style="bold"))
     console.print(Text(summary(step)))
@@ -195,7 +195,7 @@ def show_step(step: Step, console: Console) -> None:
     show_difference(step.difference, console)
 
 
-def step_page(step: Step, timelines: Sequence[WarpTimeline] = ()) -> str:
+def step_page(step: LadderStep, timelines: Sequence[WarpTimeline] = ()) -> str:
     """Return the same as one self-contained HTML page, with the picture, and one of each timeline."""
     plots = [
         replace(plot := warps_picture(each, f"warps-{place}"), title=f"{each.kernel}: {plot.title}")

@@ -11,7 +11,7 @@ from gemmery.cuda.pipes import pipes_of
 from gemmery.errors import DeviceError, EmulationError
 from gemmery_emulator.pace.clocks import Arrives, Awaits, BulkCopies, PathRates, StepRuns, WarpClocks
 from gemmery_emulator.pace.demand import WarpDemand
-from gemmery_emulator.pace.profile import TURN, held, part_of, parted
+from gemmery_emulator.pace.profile import TURN, held_back, part_of, parted
 
 LATENCIES = {"bulk": 100.0, "bulk_store": 40.0, "wgmma": 5.0, "begin": 7.0, "l2": 200.0, "fma": 4.0, "l1": 30.0}
 RATES = PathRates(LATENCIES, frozenset({0}), 1, 1, 1.0, 1.0)  # unit 0 is a quarter's own, unit 1 that of bytes
@@ -116,8 +116,8 @@ def test_loads_through_a_pointer_that_is_kept_twice_follow_the_use_before_them()
     assert [(len(part), follows) for part, follows in parted(twice, lambda _: 0.0, True)] == [(3, False), (3, True)]
     assert [(len(part), follows) for part, follows in parted(twice, lambda _: 0.0)] == [(6, False)]
     assert [len(part) for part, _ in parted(twice[:5], lambda _: 0.0, True)] == [5]
-    assert held(twice) == {3}
-    assert held(list(enumerate([load[0], step[0], load[1], add[0], add[1], step[1]]))) == frozenset()
+    assert held_back(twice) == {3}
+    assert held_back(list(enumerate([load[0], step[0], load[1], add[0], add[1], step[1]]))) == frozenset()
 
 
 COPY = "__global__ void f(float* x, const float* y) { x[blockIdx.x * 256 + threadIdx.x] = y[threadIdx.x]; }"

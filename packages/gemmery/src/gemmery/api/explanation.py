@@ -248,7 +248,7 @@ def _on_device(x: View, y: View, options: Options) -> Explanation:
     dtype, products = problem.precision or problem.dtype, 1
     if plan.rung.name.startswith(("split_", "ozaki_")):
         dtype, products = _IN_PARTS[problem.precision]
-    elif plan.rung.name == "wgmma_digits":
+    elif plan.rung in integers.INTEGERS:
         dtype, products = "int8", integers.products(problem.dtype, problem.out)
     warpgroups = products > 1 or plan.rung.name.startswith("wgmma_")
     tensor = warpgroups or plan.rung.name.startswith(("mma_", "wmma_"))

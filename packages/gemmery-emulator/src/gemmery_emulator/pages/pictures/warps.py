@@ -52,7 +52,7 @@ def warps_picture(timeline: WarpTimeline, name: str = "warps-1") -> Plot:
     listed = ", ".join(
         f"{what} {percent(each / everything)}" for what, each in sorted(totals.items(), key=lambda row: -row[1])
     )
-    rest = f" {len(rows) - len(rows_drawn)} rest warps are not drawn." if len(rows) > len(rows_drawn) else ""
+    rest = f" {len(rows) - len(rows_drawn)} more warps are not drawn." if len(rows) > len(rows_drawn) else ""
     copies = sum(span.what == COPY for span in timeline.spans)
     caption = f"The warps of the blocks with which a multiprocessor of {timeline.card} begins, by predicted clocks. "
     caption += f"Of the time of all warps: {listed}.{rest}"

@@ -8,7 +8,8 @@
 
 template <class T, class Out, int EPILOGUE, class Launch, int VEC, int LANES, int STEPS, int WARPS, int SPLITS,
           bool LAST_FIRST>
-__global__ void __cluster_dims__(SPLITS, 1, 1) __launch_bounds__(32 * WARPS) gemv_cluster(const Traced<Product<T, Out>> p) {
+__global__ void __cluster_dims__(SPLITS, 1, 1) __launch_bounds__(32 * WARPS)
+    gemv_cluster(const Traced<Product<T, Out>> p) {
   constexpr bool COLUMN = Launch::COLUMN, BATCHED = Launch::BATCHED;
   using S = Sum<T, Out>;
   constexpr int EACH = LANES * VEC;

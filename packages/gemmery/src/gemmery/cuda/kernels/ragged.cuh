@@ -15,7 +15,8 @@ __device__ __forceinline__ unsigned first_bytes(int count) {
 // leaves them, by all threads that multiply.
 template <class Tiles, bool K_MAJOR, int SIDES>
 __device__ __forceinline__ void clear_outside(unsigned at, int low, int high) {
-  constexpr int SIZE = int(sizeof(typename Tiles::T)), EACH = 16 / SIZE, ROWS = K_MAJOR ? SIDES : (SIDES + 63) / 64 * 64;
+  constexpr int SIZE = int(sizeof(typename Tiles::T)), EACH = 16 / SIZE;
+  constexpr int ROWS = K_MAJOR ? SIDES : (SIDES + 63) / 64 * 64;
 #pragma unroll 1
   for (int chunk = threadIdx.x - 128; chunk < ROWS * 8; chunk += Tiles::WARPGROUPS * 128) {
     const unsigned there = at + chunk * 16;

@@ -38,8 +38,8 @@ template <class Tiles> struct Share {
   }
 };
 
-// The same for experts, groups of tokens with a W each, whose ends are read on the device: expert after expert, of those
-// that have tokens. Each block has whole tiles, or, where that would leave many idle, an equal run of steps.
+// The same for experts, groups of tokens with a W each, whose ends are read on the device: expert after expert, of
+// those that have tokens. Each block has whole tiles, or, where that would leave many idle, an equal run of steps.
 template <class Tiles> struct Experts {
   static constexpr int CUT = 10;  // steps that take as long as to add up the parts of a tile that two blocks have
   const int2* table;              // of each group: the tiles up to its last one, and where it ends

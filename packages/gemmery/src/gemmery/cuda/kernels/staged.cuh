@@ -106,8 +106,8 @@ template <class P> constexpr int pieces_held() {
   constexpr int MOST = ROOM / (EACH > 0 ? EACH : 1000);
   return MOST < P::COUNT ? MOST : P::COUNT;
 }
-// Asks L2 for the lines of these operands in a tile, by one warp: while the tile is multiplied, they come from memory. At
-// its end all blocks would want them at once.
+// Asks L2 for the lines of these operands in a tile, by one warp: while the tile is multiplied, they come from memory.
+// At its end all blocks would want them at once.
 template <int EPILOGUE> constexpr bool ASKS = (EPILOGUE & TRACED) && Function::HELD > 0;
 template <class Tiles, class T, class Out>
 __device__ __forceinline__ void ask_for_operands(const TmaProduct<T, Out>& p, Tile tile) {
@@ -122,8 +122,8 @@ __device__ __forceinline__ void ask_for_operands(const TmaProduct<T, Out>& p, Ti
 }
 
 
-// Loads them for a piece: of 32 columns of a row, each of four lanes has 16 bytes. A load of the pairs that a lane needs
-// would take a cycle for each of its 8 rows, as this one of four times as many bytes does.
+// Loads them for a piece: of 32 columns of a row, each of four lanes has 16 bytes. A load of the pairs that a lane
+// needs would take a cycle for each of its 8 rows, as this one of four times as many bytes does.
 template <int COUNT, int PAIRS, class T, class Out>
 __device__ __forceinline__ void hold_operands(unsigned (&held)[COUNT][PAIRS], const TmaProduct<T, Out>& p, Where at) {
   const int row = at.row + threadIdx.x % 32 / 4, column = at.column + threadIdx.x % 4 * 8;
@@ -139,7 +139,8 @@ __device__ __forceinline__ void hold_operands(unsigned (&held)[COUNT][PAIRS], co
   }
 }
 
-// Exchanges them among the four lanes, so that each has its pairs: those of 8 columns that one lane has are of all four.
+// Exchanges them among the four lanes, so that each has its pairs: those of 8 columns that one lane has are of all
+// four.
 template <int COUNT, int PAIRS> __device__ __forceinline__ void exchange_held(unsigned (&held)[COUNT][PAIRS]) {
   const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
 #pragma unroll
@@ -500,8 +501,8 @@ template <class P> struct Staging {
     }
   }
 
-  // `at` is the place of the warp's tile; `base` and `shared` are the start of shared memory. MORE: not to C, but to the
-  // second output of a function.
+  // `at` is the place of the warp's tile; `base` and `shared` are the start of shared memory. MORE: not to C, but to
+  // the second output of a function.
   template <class Tiles, bool MORE = false, class T, class Out>
   __device__ __forceinline__ void store(const typename P::Part (&part)[P::EACH], int piece, const TmaProduct<T, Out>& p,
                                         Where at, const char* shared, unsigned base) {
@@ -513,7 +514,8 @@ template <class P> struct Staging {
     __syncwarp();
     if constexpr (P::PACKED) stage(part); else stage_wide(part);
     // Tiles of 192 rows, which have no registers for stores of their own, are for a C with a map; so are SWAPPED ones.
-    if (Tiles::BM == 192 || P::SWAPPED || MORE || (p.mapped && (!P::GROUPED || at.row + 16 <= end_of<true>(p, at.batch)))) {
+    const auto inside = [&] { return !P::GROUPED || at.row + 16 <= end_of<true>(p, at.batch); };
+    if (Tiles::BM == 192 || P::SWAPPED || MORE || (p.mapped && inside())) {
       ptx::fence_proxy_async();
       __syncwarp();
       if (threadIdx.x % 32 == 0) {

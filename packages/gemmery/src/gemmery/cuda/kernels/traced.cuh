@@ -1,5 +1,5 @@
-// The function of the sums that follows a product, and the struct of its operands: here, none. cuda/traced_function.py writes the
-// text that takes this file's place, from a graph of operations.
+// The function of the sums that follows a product, and the struct of its operands: here, none. cuda/traced_function.py
+// writes the text that takes this file's place, from a graph of operations.
 #pragma once
 #include "operands.cuh"
 

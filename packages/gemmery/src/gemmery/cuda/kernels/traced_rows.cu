@@ -1,8 +1,8 @@
 // Idea: any function of a product's sums, as a launch of its own: a block has a row, so that the function may ask for
 // numbers of whole rows, such as their sum or largest element, and for those of what these give. Such numbers are added
 // in one order: by a thread along its columns, by lanes in pairs, by warps one after the other.
-// Parent: quantize_rows, whose function is fixed. It serves until the kernel with the function in its epilogue is there,
-// and what no epilogue does. A and B are the sums with one weight, and with two.
+// Parent: quantize_rows, whose function is fixed. It serves until the kernel with the function in its epilogue is
+// there, and what no epilogue does. A and B are the sums with one weight, and with two.
 #include "epilogue.cuh"
 
 enum RowOperation { ROW_SUM, ROW_SUM_OF_SQUARES, ROW_MAXIMUM, ROW_LOG_SUM_EXP };

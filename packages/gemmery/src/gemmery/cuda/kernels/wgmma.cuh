@@ -63,7 +63,8 @@ struct WgmmaTiles {
   static constexpr int ROWS_MULTIPLIED = BM == 8 ? 64 : BM;
   static constexpr int BLOCKS = ROWS_MULTIPLIED / 64 / (BESIDE ? 1 : WARPGROUPS);  // of 64 rows x WN
   static constexpr int WN = BESIDE ? BN / 2 : BN;
-  // Of two matrices B, a tile has the same columns of both beside each other: a thread then has both sums of an element.
+  // Of two matrices B, a tile has the same columns of both beside each other: a thread then has both sums of an
+  // element.
   static constexpr int MATRICES = Function::SUMS, WIDE = BN / MATRICES, OWN = WN / MATRICES;  // columns of C
   // Columns that the second half of every other tile has less, where such tiles cover C: with 375 eights of columns, as
   // n = 3000 has, a block then multiplies 24 and 23 of them in place of 24 twice.

@@ -1,12 +1,13 @@
 // Idea: many tokens, whose codes have 8 bits, and weights of 4: tensor cores multiply 8-bit types twice as fast as
 // halves, and every level of 4 bits is one of e4m3 and of int8. Weights become those in registers, as one logical
-// instruction a level's sign and one multiply-add a pair of fours; of int8, 16 times a level is its high half word as it
-// lies. A group's factor ends a sum of 128 of k, which CUDA cores add in f32, while the other warpgroup multiplies.
-// Parent: wgmma_quantized, whose tokens are halves, and weights become such.
-// Measured on an H200: docs/findings/quantized_products.md.
+// instruction a level's sign and one multiply-add a pair of fours; of int8, 16 times a level is its high half word as
+// it lies. A group's factor ends a sum of 128 of k, which CUDA cores add in f32, while the other warpgroup multiplies.
+// Parent: wgmma_quantized, whose tokens are halves, and weights become such. Measured on an H200:
+// docs/findings/quantized_products.md.
 #include "wgmma_quantized.cu"
 
-// Two warpgroups of 64 rows of W each by TOKENS rows of x. A chunk is 64 x 128 levels, then a factor in f32 for each row.
+// Two warpgroups of 64 rows of W each by TOKENS rows of x. A chunk is 64 x 128 levels, then a factor in f32 for each
+// row.
 template <class X, int N, int DEPTH, int SIZE> struct CodeTiles {
   using T = X;
   using S = Accumulator<X>;

@@ -1,6 +1,6 @@
 // Idea: whole numbers of 8 to 64 bits by tensor cores for int8, bit for bit. Operands are split into signed bytes;
-// products of digits i and j count 256^(i + j), and those from C's size on are multiples of what C drops. Sums of one
-// i + j follow each other in one accumulator of 32 bits. Up to 32 bits that may wrap: from the highest on, it is shifted
+// products of digits i and j count 256^(i + j), and those from C's size on are multiples of what C drops. Sums of one i
+// + j follow each other in one accumulator of 32 bits. Up to 32 bits that may wrap: from the highest on, it is shifted
 // by 8 bits and goes on adding, 10 products for int32. For int64, with 36, sums of one i + j stay exact: they are added
 // to 64 bits, which are shifted in its place.
 // Parent: wgmma_persistent, whose tiles have one product.

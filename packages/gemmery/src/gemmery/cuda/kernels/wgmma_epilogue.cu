@@ -79,7 +79,8 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
     } else if constexpr (HOLDS) {
       if (piece + HELD < P::COUNT) hold_piece(piece + HELD, at);
       exchange_held(held[piece % PLACES]);
-      pack<EPILOGUE, P, 0, LOAD, true>(part, consumer, piece, p, of_piece, bias, of_rows[0], held[piece % PLACES], more);
+      auto& ready = held[piece % PLACES];
+      pack<EPILOGUE, P, 0, LOAD, true>(part, consumer, piece, p, of_piece, bias, of_rows[0], ready, more);
     } else {
       const float* factors = of_rows[FACTORED ? piece / P::ACROSS : 0];
       pack<EPILOGUE, P, NEAR ? 4 : 0>(part, consumer, piece, p, of_piece, bias + P::column(piece) / LOAD, factors,
@@ -112,7 +113,8 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
     }
     Where at = {};
     if (AHEAD) at = place();
-    // Not only to arrive: two tiles ahead of the warp that asks, the barrier would end without it, and it would wait on.
+    // Not only to arrive: two tiles ahead of the warp that asks, the barrier would end without it, and it would wait
+    // on.
     if constexpr (ASKS<EPILOGUE>) {
       if (warp / 4 == 0) ptx::bar_sync(4, 128 + 32);
     }

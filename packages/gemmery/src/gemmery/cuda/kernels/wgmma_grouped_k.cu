@@ -38,8 +38,8 @@ struct Ends {
   __device__ __forceinline__ int length(int group) const { return of[group] - begin(group); }
 };
 
-// The tiles of a block, and of each what part of k it has: from `low` to `high` of what `first` and the next steps bring.
-// Every other round of blocks is taken from the end, so that none has the longest tile of each.
+// The tiles of a block, and of each what part of k it has: from `low` to `high` of what `first` and the next steps
+// bring. Every other round of blocks is taken from the end, so that none has the longest tile of each.
 template <class Tiles, bool ALIGNED> struct Depths : Bands<Tiles> {
   const Ends& ends;
   const int* offsets;
@@ -77,7 +77,8 @@ template <class Tiles, bool ALIGNED> struct Depths : Bands<Tiles> {
 template <class Tiles> struct DepthProducer : Producer<Tiles> {
   using Producer<Tiles>::Producer;
 
-  template <class P, class Order> __device__ __forceinline__ void bring_depth(const P& p, const Order& order, int steps) {
+  template <class P, class Order>
+  __device__ __forceinline__ void bring_depth(const P& p, const Order& order, int steps) {
     const Tile tile = order.tile;
     const int beyond = (p.product.k / Tiles::BK + 2) * Tiles::BK;  // where k is adjacent, boxes begin at whole 16 bytes
 #pragma unroll 1

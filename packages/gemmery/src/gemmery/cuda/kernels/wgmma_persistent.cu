@@ -38,7 +38,9 @@ template <class Tiles, bool OVERLAP = false> struct Bands {
     if constexpr (Tiles::NARROWER > 0) return p.product.c_row * int(sizeof(*p.product.c)); else return 0;
   }
   __device__ __forceinline__ int rows() const { return (m + Tiles::BM * Tiles::CM - 1) / (Tiles::BM * Tiles::CM); }
-  __device__ __forceinline__ int columns() const { return (n + Tiles::WIDE * Tiles::CN - 1) / (Tiles::WIDE * Tiles::CN); }
+  __device__ __forceinline__ int columns() const {
+    return (n + Tiles::WIDE * Tiles::CN - 1) / (Tiles::WIDE * Tiles::CN);
+  }
   __device__ __forceinline__ bool more() const { return index < rows() * columns() * batch; }
   static __device__ __forceinline__ bool passes(int) { return false; }  // every warpgroup has rows of each tile
   __device__ __forceinline__ void next() {

@@ -14,8 +14,8 @@
 
 // WARPGROUPS of BLOCKS x 64 rows of W each, of which WAYS share rows, and one more for the producer. RESIDENT blocks on
 // a multiprocessor. DEEP: one copy loads 128 of k of the tokens; not so where k is no multiple of 64. EARLY: the launch
-// before may not have ended when this one begins, and W is asked for before it has; not so where it is of a GROUP, one of
-// several W, that ends where the launch before may say.
+// before may not have ended when this one begins, and W is asked for before it has; not so where it is of a GROUP, one
+// of several W, that ends where the launch before may say.
 template <class T, class Of, int N, int COUNT, int EACH, int SHARING, int DEPTH, int AT_A_TIME, bool IS_DEEP,
           bool IS_EARLY, bool HAS_GROUPS>
 struct QuantizedTiles {
@@ -380,7 +380,8 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
         const float factors[2] = {L::UNSCALE * of_rows[0], L::UNSCALE * of_rows[1]};
         auto scaled = [&](int j, int e, int i) { return sums[block][4 * j + e + 2 * i] * factors[i]; };
         if (Tiles::GROUPED && block == 0) ptx::bar_sync(1 + LINES + line, 128);  // all have copied out what was there
-        store_block<EPILOGUE, Tiles>(p.product, scaled, shared + Tiles::STAGED_AT + part * TOKENS * Tiles::PITCH, staged,
+        char* rows = shared + Tiles::STAGED_AT + part * TOKENS * Tiles::PITCH;
+        store_block<EPILOGUE, Tiles>(p.product, scaled, rows, staged,
                                      1 + LINES + line, (spot.part + part) * 64, spot);
       }
     }

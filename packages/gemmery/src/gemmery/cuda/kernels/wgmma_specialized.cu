@@ -128,8 +128,8 @@ template <class Tiles> struct Consumer : Warpgroup<Tiles> {
 
   // The first of the stage's products is a group of its own: while it is under way, those of the stage before end, and
   // it is handed back early. PARTS is less where the rest of the stage is zeros. A stage that begins forgets what the
-  // sums hold, unless it keeps that. Of a late tile, the half of the first product that is in the stage before is loaded
-  // before this stage has come.
+  // sums hold, unless it keeps that. Of a late tile, the half of the first product that is in the stage before is
+  // loaded before this stage has come.
   template <int PARTS = Tiles::PRODUCTS, int COLUMNS = Tiles::WN, bool LATE = false>
   __device__ __forceinline__ void multiply_stage(bool begins, bool keeps = false) {
     const int first_part = LATE && begins ? 1 : 0;  // the very first one of a late tile is in front of k

@@ -267,7 +267,7 @@ class _Group:
             stored_lanes.append((place, f.convert("zext", value, "i8") if stored == "?" else value))
         if not stored_lanes:
             return
-        # Stores with a mask take some CPUs ten times as long as plain ones.
+        # A store with a mask costs more than a branch around a plain one.
         with f.if_(f.bitcast(self.mask, f"i{LANES}").equals(-1)):
             for place, value in stored_lanes:
                 f.store(value, place)

@@ -71,7 +71,7 @@ def half(*shape):
         ),
         (lambda a, x: gm.matmul(a, a, dtype="int32"), gm.DTypeError, "cannot represent every float32 value"),
         (lambda a, x: gm.matmul(a, a, semiring="min_plus", precision="tf32"), gm.ArgumentError, "has no precision"),
-        (lambda a, x: gm.matmul(a, a, semiring="or_and"), gm.DTypeError, "of bools, not float32"),
+        (lambda a, x: gm.matmul(a, a, semiring="or_and"), gm.DTypeError, "takes bools, not float32"),
         (lambda a, x: gm.matmul(a, a, semiring="max_plus", scale_a=2.0), gm.ArgumentError, "multiply the operands"),
         (lambda a, x: gm.matmul(a, a, dtype="float16"), gm.DTypeError, "cannot represent every float32 value"),
         (lambda a, x: gm.matmul(a, a, activation="tanh"), gm.ArgumentError, "relu, gelu, silu"),

@@ -141,7 +141,7 @@ def outs_of(out: Any, count: int) -> tuple[Any, ...]:
     outs = out if isinstance(out, tuple) else (out,) * (1 if out is not None else count)
     if len(outs) != count:
         raise ArgumentError(
-            f"out is {len(outs)} arrays, and the epilogue returns {count} results: pass a tuple of {count}"
+            f"out has {len(outs)} of the {count} results that the epilogue returns: pass a tuple of {count} arrays"
         )
     return outs
 

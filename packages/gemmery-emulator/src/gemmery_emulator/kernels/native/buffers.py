@@ -12,7 +12,7 @@ KEPT = 2  # sets of arrays that wait for the next chunk
 LINE = 64  # bytes of a line of a cache
 APART = LINE * 9  # bytes between registers beyond their values, so that they do not share lines of a cache's set
 _waiting: list[Buffers] = []
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 class Buffers:

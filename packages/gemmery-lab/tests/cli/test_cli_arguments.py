@@ -96,7 +96,7 @@ def test_an_element_type_is_spelled_one_way(name, kind, short):
 
 def test_tf32_is_listed_where_it_is_taken():
     with pytest.raises(ArgumentError, match="tf32"):
-        asked.element_type("int16", "cuda")
+        asked.element_type("int4", "cuda")
     with pytest.raises(ArgumentError, match=r"dtype 'tf32' is for rungs of a GPU"):
         asked.element_type("tf32", "cpu")
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from gemmery.cpu.ir import Function, Value
 from gemmery.cpu.ir_types import element_of, vector, with_element
+from gemmery_emulator.instructions import opcode
 from gemmery_emulator.kernels.native.frames import LANES
 
 Emit = Callable[..., Value | tuple[Value, ...]]
@@ -32,9 +33,10 @@ def lanes(element: str) -> str:
 
 def emitter(spelling: str, has_fma: bool) -> Emit | None:
     """Return a function that adds the code of an instruction; None if it has none."""
-    name, *words = spelling.split(".")
+    read = opcode(spelling)
+    name, words = read.name, [*read.modifiers, *read.types]
     kind = words[-1] if words else ""
-    if name in ("setp", "set") and name == "setp":
+    if name == "setp":
         return _setp(words)
     if spelling in _PLAIN:
         return _PLAIN[spelling]

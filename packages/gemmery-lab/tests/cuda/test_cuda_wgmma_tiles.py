@@ -226,7 +226,7 @@ def test_eight_rows_are_all_that_shared_memory_has(name, m, b, bn):
 def test_each_line_of_b_is_asked_for_once_ahead(shape, config, lines):
     """Prefetches change nothing that can be checked, so here they load: a sector for each line of each column."""
     file, (a, b, c) = "wgmma_epilogue.cu", matrices(shape, "bf16", layouts=BY_K)
-    asked = "ptx::prefetch_global_L2(p.product.b_at(tile.batch, k, tile.col + column));"
+    asked = "ptx::prefetch_global_L2(from);"
     loads = asked.replace("ptx::prefetch_global_L2(", "(void)*reinterpret_cast<const volatile short*>(")
     text = nvrtc.text(file)
     assert text.count(asked) == 1

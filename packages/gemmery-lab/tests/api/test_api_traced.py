@@ -86,6 +86,7 @@ def test_statistics_of_rows(card):
     assert card.launched[:2] == ["wgmma_epilogue", "traced_rows"]
 
 
+@pytest.mark.many(4)
 @pytest.mark.parametrize("seed", range(9))
 @pytest.mark.parametrize(("dtype", "out", "weights", "statistics"), [
     ("bf16", "bf16", 1, False), ("f16", "f32", 2, False), ("f32", "f32", 1, False), ("f32", "f32", 2, True),
@@ -116,6 +117,7 @@ def test_random_functions(card, dtype, out, weights, statistics, seed):
     )
 
 
+@pytest.mark.many(4)
 @pytest.mark.parametrize("transposed", [True, False])
 @pytest.mark.parametrize(("n", "k"), [(300, 512), (8, 4096), (67, 75)])
 def test_one_row_is_a_product_with_a_vector(card, n, k, transposed):
@@ -129,6 +131,7 @@ def test_one_row_is_a_product_with_a_vector(card, n, k, transposed):
     assert not any(name.startswith("wgmma") for name in card.launched)
 
 
+@pytest.mark.many(4)
 @pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"])
 def test_sums_of_integers_are_converted(card, dtype):
     low, top = max(np.iinfo(dtype).min, -(2**20)), min(np.iinfo(dtype).max, 2**20)

@@ -80,6 +80,7 @@ def test_bytes_of_any_layout_in_batches_and_clusters(name, config, layouts):
         check(c, a, b, alpha=alpha, beta=beta, c=old)
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("alpha", [1, -2])
 @pytest.mark.parametrize("name", ["simt_smem", "wgmma_digits"])
 def test_sums_of_bytes_wrap_and_do_not_saturate(name, alpha):
@@ -88,6 +89,7 @@ def test_sums_of_bytes_wrap_and_do_not_saturate(name, alpha):
     assert np.array_equal(c, (140 * alpha + 3 * old.astype(np.int64)).astype(np.int8))
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("k", [0, 1, 31, MOST_DIGITS + 1])
 def test_the_bytes_of_a_k_that_does_not_suit_are_left_to_cuda_cores(k):
     p = Problem(512, 512, k, "int32", "int32", batch=1000, device="h200")
@@ -134,6 +136,7 @@ def test_semirings(rung, semiring, name, k):
         assert checked.error_over_bound <= 1, checked
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("name", ["e4m3", "e5m2"])
 def test_one_kind_of_float8_by_the_other(name):
     other = {"e4m3": "e5m2", "e5m2": "e4m3"}[name]

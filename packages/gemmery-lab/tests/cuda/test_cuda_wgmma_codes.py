@@ -81,6 +81,7 @@ def test_the_same_bits_in_every_order():
     assert np.array_equal(*results)
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_every_level_is_exact(dtype):
     form = Format(16, 128, "int4", 128, dtype)

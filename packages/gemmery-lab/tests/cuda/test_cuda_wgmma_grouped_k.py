@@ -82,6 +82,7 @@ def test_each_group_has_a_matrix_of_its_own(ends, m, n, config, layouts):
     assert np.array_equal(result, expected(a, b, ends))
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("layouts", [("col", "row"), ("row", "row"), ("row", "col")])
 @pytest.mark.parametrize(("m", "k", "ends"), [(72, 41, [1, 2, 3, 4]), (71, 77, [0, 70, 71, 77])])
 def test_operands_that_are_packed_first(layouts, m, k, ends):
@@ -92,6 +93,7 @@ def test_operands_that_are_packed_first(layouts, m, k, ends):
     assert np.array_equal(result, expected(a, b, ends))
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("layouts", [("col", "row"), ("row", "col")])
 def test_what_is_not_finite_stays_in_its_group(layouts):
     a, b = operands(72, 64, 208, layouts)
@@ -113,6 +115,7 @@ def test_offsets_that_are_wrong_touch_nothing_outside():
     assert np.array_equal(result, expected(a, b, ends))
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize(("name", "dtype"), [("e4m3", ml_dtypes.float8_e4m3fn), ("int8", np.int8)])
 def test_types_of_8_bits(name, dtype):
     a, b = operands(72, 80, 304, ("row", "col"), dtype)
@@ -122,6 +125,7 @@ def test_types_of_8_bits(name, dtype):
     assert np.array_equal(result, expected(a, b, ends))
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("ends", [[128, 128, 896, 1024], [5, 133, 900, 1000], [0, 600, 2560, 2688]])
 def test_factors_of_128_of_k(ends):
     """Powers of two, for every 128 of k, wherever groups begin."""
@@ -176,6 +180,7 @@ def test_a_kernel_that_is_wrong_is_told(file, old, new):
         assert (findings == [] and np.array_equal(result, want, equal_nan=True)) is right
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize(
     ("change", "words"),
     [({"k_groups": 257}, "the ends of 256"), ({"epilogue": "bias"}, "no bias"), ({"scales": "outer"}, "no bias")],

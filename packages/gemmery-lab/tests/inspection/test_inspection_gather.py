@@ -138,7 +138,7 @@ def test_a_vector_is_counted_as_on_the_ladder():
     ("given", "error", "said"),
     [
         ({"rung": "nothing"}, ArgumentError, "'nothing' is neither in a ladder nor an exhibit"),
-        ({"rung": "simt_smem", "dtype": "int8"}, ArgumentError, "simt_smem takes f32"),
+        ({"rung": "simt_smem", "dtype": "e4m3"}, ArgumentError, "simt_smem takes f32"),
         ({"rung": "simt_smem", "config": {"side": 3}}, ArgumentError, "its keys are tile"),
         ({"rung": "simt_smem", "n": -1}, ArgumentError, "n=-1"),
         ({"rung": "simt_smem", "n": 1.5}, ArgumentError, "n=1.5"),

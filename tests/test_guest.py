@@ -21,7 +21,7 @@ from gemmery import cache, config
 from gemmery.api import device_operands, opaque
 from gemmery.cpu import jit
 from gemmery.cpu.target import host
-from gemmery_emulator.kernels import kernel
+from gemmery_emulator.kernels import launch_checks
 
 forks = pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="no forks")
 stores = pytest.mark.skipif(not jit.keeps(host()), reason="kernels are not stored here")
@@ -61,7 +61,7 @@ def test_a_module_that_another_thread_imports_is_not_there_yet(monkeypatch, modu
     assert all((result == expected).all() for result in results)
     assert gm.vecdot(rows, rows).tolist() == np.vecdot(a, a).tolist()
     assert gm.explain(a, a.T)
-    assert kernel._argument(0, memoryview(a)).tolist() == rows
+    assert launch_checks.argument(0, memoryview(a)).tolist() == rows
 
 
 def test_pytorch_is_told_later_where_another_thread_imports_its_compiler(monkeypatch):

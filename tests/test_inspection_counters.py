@@ -59,7 +59,7 @@ def at(found, code):
 
 
 def test_lines_count_what_arithmetic_says(smem):
-    loop, a, b = at(smem, "for (int k"), at(smem, "a[y][x] ="), at(smem, "b[y][x] =")
+    loop, a, b = at(smem, "if (PadsWithZeros"), at(smem, "a[y][x] ="), at(smem, "b[y][x] =")
     warps_loading = 2 * SIDE**3 // 16 // 32  # each tile once for each of SIDE / 16 tiles of C beside it
     assert loop.flops == 2 * SIDE**3
     assert loop.requests == loop.bank_conflicts == 0
@@ -91,7 +91,7 @@ def test_the_table_stands_beside_the_source(smem):
     assert section.head[0] == "line"
     assert section.head[-1] == "source"
     assert section.rows[-1][0] == "total"
-    loop = next(row for row in section.rows if row[-1].startswith("for (int k"))
+    loop = next(row for row in section.rows if row[-1].startswith("if (PadsWithZeros"))
     assert f"{2 * SIDE**3:,}" in loop
     shown = io.StringIO()
     show_inspection(smem, Console(file=shown, width=140))

@@ -128,7 +128,7 @@ def predicted_ladder(
 
     >>> row = predicted_ladder(["simt_naive"], [512])[0]
     >>> row.prediction.bound
-    'issue'
+    'waits'
 
     Raises DeviceError for a card whose latencies are not known, ArgumentError for an unknown rung or dtype.
     """

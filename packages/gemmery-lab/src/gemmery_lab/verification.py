@@ -195,7 +195,7 @@ def computed(product: RandomProduct, place: PlaceImage) -> tuple[reference.Check
     if not np.array_equal(untouched, c.memory):
         return checked, f"memory around C{' or a row of no group' if p.ends else ''} was written"
     empty = [group for group, (start, end) in enumerate(pairwise((0, *p.ends))) if p.deep and start == end]
-    if np.any(result[empty].astype(np.float32)):
+    if np.any(result[empty].astype(np.complex64)):
         return checked, "a group of no k is not zeros"
     mirrored = not p.symmetric or np.array_equal(result, result.swapaxes(-1, -2))
     return checked, "" if mirrored else "A times its own transpose is not symmetric to the last bit"

@@ -82,6 +82,7 @@ EXTRAS = {  # the packages that each extra installs, by import name
         *("tree_sitter", "tree_sitter_cuda"),
     ),
     "cuda": ("cuda", "nvidia"),
+    "mcp": ("mcp",),
 }
 
 

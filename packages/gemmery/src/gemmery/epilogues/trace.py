@@ -54,8 +54,8 @@ class Epilogue:
     def graph(self, sums: int = 1) -> EpilogueGraph:
         """Return the graph of this function, whose first `sums` parameters are the sums of products.
 
-        >>> Epilogue(lambda c, b: relu(c + b)).graph().text
-        'sum:0;operand:b;add 0 1;relu 2|3 matrix|b'
+        >>> Epilogue(lambda c, b: np.maximum(c + b, 0.5)).graph().text
+        'sum:0;operand:b;add 0 1;constant:0x1.0000000000000p-1;maximum 2 3|4 matrix|b'
 
         Raises ArgumentError, with the line, for what cannot be traced.
         """

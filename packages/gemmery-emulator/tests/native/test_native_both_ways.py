@@ -122,12 +122,14 @@ def check(first, second):
     return own_steps
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("name", PLAIN)
 def test_a_kernel_is_the_same_both_ways(name, both):
     steps = check(*both(PLAIN[name]))
     assert steps > (N if name in ("divergent", "a reduction", "shared", "long") else 0) or name in ONLY_NUMPY
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("name", FAULTY)
 def test_faults_are_found_both_ways(name, both):
     first, second = both(FAULTY[name])
@@ -135,6 +137,7 @@ def test_faults_are_found_both_ways(name, both):
     assert told(first[1])
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("threads", [1, 31, 48, 96, 257])
 @pytest.mark.parametrize("name", ["divergent", "shared", "in place", "uneven loops", "a reduction"])
 def test_blocks_of_any_size(name, threads, both):
@@ -142,12 +145,14 @@ def test_blocks_of_any_size(name, threads, both):
     check(*both(body.replace("__shared__ float s[64]", "__shared__ float s[512]"), threads=threads))
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("blocks", [1, 7])
 @pytest.mark.parametrize("name", ["shared", "divergent", "a race", "in place", "blocks"])
 def test_any_number_of_blocks(name, blocks, both):
     check(*both({**PLAIN, **FAULTY}[name], blocks=blocks))
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("name", ["shared", "a race", "a reduction"])
 def test_without_checks_and_in_another_order(name, both):
     first, second = both({**PLAIN, **FAULTY}[name], check=False)

@@ -38,6 +38,7 @@ def checked(results, epilogue, a, weights, operands):
         assert one.error_over_bound <= 1, one
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("seed", range(120))
 def test_random_epilogues_of_random_products(seed):
     draw = np.random.default_rng(seed)
@@ -72,6 +73,7 @@ FUNCTIONS = {
 }  # fmt: skip
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_over_all_magnitudes(name, dtype):
@@ -132,6 +134,7 @@ def test_the_examples_of_the_guide():
     assert abs(pre - (c + bias)).max() <= 1e-5
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("format_", ["int8", "float8_e4m3"])
 @pytest.mark.parametrize("shape", [(5, 9, 33), (3, 4, 128), (1, 6, 1), (2, 1, 17)])
 def test_rows_are_quantized_as_by_quantize_rows(format_, shape):
@@ -179,6 +182,7 @@ def test_bits_do_not_depend_on_threads():
         assert all(np.array_equal(x, y) for x, y in zip(once, other, strict=True))
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize(
     ("batch", "m", "n", "k", "dtype"),
     [
@@ -223,6 +227,7 @@ def test_rows_of_a_batch_that_is_one_product(monkeypatch):
         checked(gm.matmul(a, b, epilogue=epilogue, operands={"r": r}), epilogue, a, [b], {"r": r})
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("shapes", [((0, 3), (3, 4)), ((2, 3), (3, 0)), ((0, 2, 3), (3, 4)), ((2, 0), (0, 5))])
 def test_empty_products(shapes):
     a, b = (np.ones(shape, np.float32) for shape in shapes)
@@ -298,12 +303,14 @@ REFUSALS = [
 ]
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize(("options", "error", "words"), REFUSALS)
 def test_wrong_arguments_are_refused(options, error, words):
     with pytest.raises(error, match=words):
         gm.matmul(np.ones((2, 3)), np.ones((3, 4)), **options)
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"])
 def test_sums_of_integers_are_converted(dtype):
     low, top = max(np.iinfo(dtype).min, -(2**20)), min(np.iinfo(dtype).max, 2**20)

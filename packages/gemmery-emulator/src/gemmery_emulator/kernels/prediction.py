@@ -135,9 +135,9 @@ def predict_launch(
     busy = terms[longest] + waiting
     # L2 has a clock of its own: only what tensor cores take longer than it makes the launch longer.
     busy += max(terms["tensor"] + cooled - max(terms["tensor"], terms["L2"], terms["L2 stores"]), 0.0)
-    # Memory and multiprocessors are two stages: the shorter one is hidden but for the first of all turns.
+    # Memory and multiprocessors are two stages: the shorter one is hidden but for the first turn of the first block.
     turns = 1 + max(first.turns + (last.turns - first.turns) * beyond, 0.0)
-    total = max(launch + max(busy, memory) + min(busy, memory) / (rounds * turns), DISPATCHED * shape.blocks)
+    total = max(launch + max(busy, memory) + min(busy, memory) / (each * turns), DISPATCHED * shape.blocks)
     terms |= {"memory": memory, "waits": waiting, "launch": launch}
     bound = max(terms, key=lambda name: terms[name])
     shared_out = {"memory": "L2", "launch": longest}.get(bound, bound)  # what is told apart by line
@@ -211,8 +211,7 @@ def _sampled(
         raise EmulationError(f"{run.kernel} cannot run again: predict the time of a run of gm.emulate() itself")
     if orders(run.rerun.program.kernel).tensor_memory:
         raise EmulationError(
-            f"{run.kernel} uses tensor memory (tcgen05), which {device.name} does not have: times are not predicted "
-            "for sm_100"
+            f"{run.kernel} uses tensor memory (tcgen05), whose times are not predicted: name a kernel without it"
         )
     registers, static = run.rerun.resources(device.arch)
     arguments = run.rerun.bind()

@@ -148,21 +148,27 @@ class WarpClocks:
 
     def run(self) -> Simulated:
         """Follow all warps to their ends."""
-        self._heap = [(0.0, warp.number) for warp in self._warps]
-        heapq.heapify(self._heap)
-        while self._heap or self._waiting:
-            if not self._heap:  # what is missing arrived in an order that the emulator did not take: go on
+        heap = self._heap = [(0.0, warp.number) for warp in self._warps]
+        warps, streams = self._warps, self._events
+        while heap or self._waiting:
+            if not heap:  # what is missing arrived in an order that the emulator did not take: go on
                 self._complete(min(self._waiting, key=lambda key: self._there.get(key, 0.0)))
                 continue
-            warp = self._warps[heapq.heappop(self._heap)[1]]
-            stream = self._events[warp.number]
-            if warp.at < len(stream):
-                event = stream[warp.at]
-                warp.at += 1
-                if self._execute(warp, event):
-                    heapq.heappush(self._heap, (warp.now, warp.number))
-            else:
+            number = heap[0][1]
+            warp, stream = warps[number], streams[number]
+            if warp.at == len(stream):
+                heapq.heappop(heap)
                 self._end(warp)
+                continue
+            event = stream[warp.at]
+            warp.at += 1
+            if type(event) is StepRuns:
+                self._runs(warp, event)
+                heapq.heapreplace(heap, (warp.now, number))
+                continue
+            heapq.heappop(heap)  # others may be pushed meanwhile
+            if self._execute(warp, event):
+                heapq.heappush(heap, (warp.now, number))
         waits = {index: clocks / len(self._warps) for index, clocks in self._waits.items()}
         return Simulated(tuple(map(max, zip(*self._ends, strict=True))), waits, tuple(self._spans or ()))
 
@@ -180,11 +186,8 @@ class WarpClocks:
             self._warps[number] = _Warp(number, block, begin, begin, round=warp.round + 1)
             heapq.heappush(self._heap, (begin, number))
 
-    def _execute(self, warp: _Warp, event: ClockEvent) -> bool:
+    def _execute(self, warp: _Warp, event: Arrives | Awaits | BulkCopies) -> bool:
         """Execute an event; False if the warp waits."""
-        if isinstance(event, StepRuns):
-            self._runs(warp, event)
-            return True
         warp.now = warp.horizon = max(warp.now, warp.horizon)
         if isinstance(event, BulkCopies):
             self._copies(warp, event)

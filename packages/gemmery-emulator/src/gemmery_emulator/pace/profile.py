@@ -104,16 +104,16 @@ def held_back(demands: Sequence[Numbered]) -> frozenset[int]:
     computed: set[str] = set()
     stay: set[int] = set()
     full: set[int] = set()
-    used, under_way = False, 0
+    used, spent, under_way = False, False, 0
     for index, demand in demands:
         words = sum(2 if name.startswith(("%rd", "%fd")) else 1 for name in demand.writes)
         if demand.latency == "global":
             if used and not moved.isdisjoint(demand.reads):
                 stay.add(index)
                 used = False
-            if under_way + words > ROOM and not computed.isdisjoint(demand.reads):
+            if spent and under_way + words > ROOM and not computed.isdisjoint(demand.reads):
                 full.add(index)
-                under_way = 0
+                spent, under_way = False, 0
             under_way += words
             for name in demand.reads:
                 pointers.setdefault(name, 0)
@@ -121,7 +121,8 @@ def held_back(demands: Sequence[Numbered]) -> frozenset[int]:
             continue
         under_way += words if demand.latency == "shared" else 0
         computed.update(demand.writes)
-        used = used or (demand.latency in SUMS and not loaded.isdisjoint(demand.reads))
+        sums = demand.latency in SUMS and not loaded.isdisjoint(demand.reads)
+        used, spent = used or sums, spent or sums
         for name in pointers.keys() & set(demand.reads):
             pointers[name] += 1
             moved.update(demand.writes)

@@ -104,11 +104,11 @@ _IGNORED = re.compile(r"[\s_-]|nvidia|geforce")  # of common card names
 _ARCHITECTURE = re.compile(r"(?:sm|compute)_?(\d+)([af]?)|(\d+)\.(\d)")
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")  # what the kernels are compiled for
 
-# Data sheets and architecture white papers of the vendor, not measured: Volta (v100), Turing (t4, 2080ti), A100 and A30,
-# GA102 (a10, a40, a6000 and the rtx30 cards; L2 and clock of rtx3060 as its makers give them), Ada (the rtx40 cards, l4,
-# and l40s by its data sheet, its L2 as of the L40), H100 and H200, Blackwell. Checked against published tables of
-# reviewers: rtx4060ti, rtx4070 (thefpsreview.com), rtx4070ti, rtx5070 (techpowerup.com, tweaktown.com), rtx5080, rtx5090
-# (tweaktown.com), b200 (chipsandcheese.com).
+# Data sheets and architecture white papers of the vendor, not measured: Volta (v100), Turing (t4, 2080ti), A100 and
+# A30, GA102 (a10, a40, a6000 and the rtx30 cards; L2 and clock of rtx3060 as its makers give them), Ada (the rtx40
+# cards, l4, and l40s by its data sheet, its L2 as of the L40), H100 and H200, Blackwell. Checked against published
+# tables: v100 (cvw.cac.cornell.edu), rtx4060ti, rtx4070 (thefpsreview.com), rtx4070ti, rtx5070 (purespecs.click,
+# fpsbench.com), rtx5080, rtx5090 (tweaktown.com), a40, a100 (sysrqmts.com), b200 (chipsandcheese.com).
 KNOWN = {
     row.name: row
     for row in (

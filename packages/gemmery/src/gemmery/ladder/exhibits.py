@@ -202,10 +202,7 @@ def _tree(levels: Callable[[int], list[list[bool]]]) -> Show:
         block = config["threads"]
         blocks, each = -(-n // block), levels(block)
         working = sum(any(lanes[first : first + WARP]) for lanes in each for first in range(0, block, WARP))
-        return {
-            "working_warps": blocks * working,
-            "divergent_warps": blocks * sum(divergent(lanes) for lanes in each),
-        }
+        return {"working_warps": blocks * working, "divergent_warps": blocks * sum(divergent(lanes) for lanes in each)}
 
     return Show(
         1 << 23, launch, lambda n, c: -(-n // c["threads"]), expected, counts, lambda n, c: n - n // c["threads"]

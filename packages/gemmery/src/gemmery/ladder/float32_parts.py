@@ -192,13 +192,7 @@ def _in_parts(
 
 # ---- rows ----
 
-_split_rung = partial(
-    gpu_rung,
-    one_sided=True,
-    dtypes=("f32",),
-    refuses=_refuses,
-    expect={"local_requests": 0},
-)
+_split_rung = partial(gpu_rung, one_sided=True, dtypes=("f32",), refuses=_refuses, expect={"local_requests": 0})
 
 
 def _space(tiled: tuple[Instance, ...]) -> dict[str, tuple[int, ...]]:

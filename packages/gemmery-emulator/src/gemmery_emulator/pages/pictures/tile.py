@@ -177,10 +177,7 @@ def swizzled_picture(tile: CopiedTile, name: str = "swizzle") -> Plot:
 
 def _piece(x: float, y: float, width: float, fill: str, text: str, tooltip: str) -> list[str]:
     ink = "muted" if fill == "rule" else "paper"
-    return [
-        cell(x + 1, y, width - 2, HEIGHT, fill, tooltip),
-        label(x + width / 2, y + HEIGHT / 2, text, ink, LEAST),
-    ]
+    return [cell(x + 1, y, width - 2, HEIGHT, fill, tooltip), label(x + width / 2, y + HEIGHT / 2, text, ink, LEAST)]
 
 
 def _fills(tile: CopiedTile, first: int, visible: set[int]) -> dict[int, str]:

@@ -42,7 +42,7 @@ from gemmery_emulator.pages import numerals
 from gemmery_emulator.pages.svg import Plot, standalone
 from gemmery_lab import experiments
 from gemmery_lab.experiments import LADDER
-from gemmery_lab.inspection import predicted_shares
+from gemmery_lab.inspection import cpu_rung
 from gemmery_lab.measure import suite
 from gemmery_lab.measure.record import Measurement, Run
 from gemmery_lab.report import words
@@ -116,7 +116,7 @@ class Documents:
 
     def _predicted(self, _: Path, marker: str) -> str:
         rows = json.loads((self.root / "benchmarks" / "arm_predicted.json").read_text(encoding="utf-8"))
-        return table(predicted_shares.sheet(predicted_shares.PredictedShare(**row) for row in rows))
+        return table(cpu_rung.sheet(cpu_rung.PredictedShare(**row) for row in rows))
 
     def _files(self, _: Path, marker: str) -> str:
         return modules.listing(self.root, marker)

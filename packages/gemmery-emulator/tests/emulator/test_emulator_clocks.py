@@ -170,7 +170,7 @@ def test_the_time_is_at_least_that_of_every_unit():
 
 
 def test_a_timeline_is_drawn_and_refused_as_a_prediction_is():
-    from gemmery_emulator.pages.pictures.warps import MOST, warps_picture
+    from gemmery_emulator.pages.pictures.timeline import MOST, warps_picture
 
     run = gm.emulate(COPY, "f", 2000, 256, [np.zeros(2000 * 256, np.float32), np.zeros(256, np.float32)], check=False)
     timeline = run.timeline("a100")

@@ -12,8 +12,8 @@ from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.diff import Difference, diff
 from gemmery_emulator.pace.warp_timeline import WarpTimeline
 from gemmery_emulator.pages import numerals, svg
-from gemmery_emulator.pages.pictures.warps import warps_picture
-from gemmery_emulator.pages.rendering import render
+from gemmery_emulator.pages.pictures.timeline import warps_picture
+from gemmery_emulator.pages.writing import render
 from gemmery_lab.report.sheet import Cell, Sheet, tabulate
 from gemmery_lab.report.terminal import coloured, laid_out, show_difference
 from gemmery_lab.rung_counts import EmulatedLadder, EmulatedRung, PredictedRung, RungCounts

@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.diff import pseudocode
 from gemmery.ladder.rung import Rung
-from gemmery_emulator.pages import numerals, rendering, svg
+from gemmery_emulator.pages import numerals, svg, writing
 from gemmery_emulator.pages.pictures import pictures
 from gemmery_lab.measure.record import Measurement, Run
 from gemmery_lab.report import emulated_tables, words
@@ -180,7 +180,7 @@ def page(run: Run, rungs: Sequence[Rung] = ()) -> str:
     of = results(run, rungs)
     problems, climbed = of.problems, of.climbed
     over, fastest = (gains(climbed, problems), largest(problems)) if problems else ({}, None)
-    return rendering.render(
+    return writing.render(
         "run.html",
         __package__,
         title=f"{words.title(run)} on {words.processor(run.machine)[0]}",
@@ -244,7 +244,7 @@ def emulated_page(ladder: EmulatedLadder) -> str:
         claims = ", ".join(f"{name} {value:g}" for name, value in counters.items())
         note = f"Expected where all tiles are whole: {claims}." if claims else ""
         lessons.append((rung, note, _picture(ladder, rung.name, explained)))
-    return rendering.render(
+    return writing.render(
         "emulated.html",
         __package__,
         title=f"{title} on the emulator, as {ladder.device.name}",

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from gemmery.ladder.batches import BATCHED
 from gemmery.ladder.float32_parts import SPLIT_FLOAT32
-from gemmery.ladder.float64_residues import OZAKI
 from gemmery.ladder.gemv import GEMV, GEMV_QUANTIZED
-from gemmery.ladder.general import GENERAL
-from gemmery.ladder.integers import INTEGERS
+from gemmery.ladder.general import BATCHED, GENERAL
+from gemmery.ladder.int8_pieces import INTEGERS, OZAKI
 from gemmery.ladder.rung import Rung
 from gemmery.ladder.simt import SIMT, TILED
 from gemmery.ladder.tensor import MMA, TENSOR

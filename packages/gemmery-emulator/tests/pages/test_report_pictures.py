@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from gemmery_emulator.pages import svg
-from gemmery_emulator.pages.pictures import READINGS, pictures
-from gemmery_emulator.pages.pictures.tile import swizzled_picture, tile_picture
+from gemmery_emulator.pages.pictures import READINGS, pictures, swizzled_picture, tile_picture
 from gemmery_emulator.pages.pictures.timeline import divergence_picture, timeline_picture
 from gemmery_emulator.pages.pictures.wavefronts import boxes, groups, sectors_picture, wavefronts_picture
 from gemmery_emulator.ptx import Line

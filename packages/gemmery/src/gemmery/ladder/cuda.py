@@ -1,4 +1,4 @@
-"""The GPU ladder: CUDA cores, tensor cores, and a matrix times a vector; and the rung that multiplies by arranged weights."""
+"""The GPU ladder: CUDA cores, tensor cores, a matrix times a vector; and a rung that multiplies by arranged weights."""
 
 from __future__ import annotations
 

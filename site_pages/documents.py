@@ -9,7 +9,7 @@
 | `<!-- table: SUITE -->` | the tables of a suite, with the spread of each ratio |
 | `<!-- figure: SUITE PLOT -->` | a figure with its caption, written to docs/figures/ |
 | `<!-- picture: SUITE PLOT -->` | the same figure with one line below it |
-| `<!-- modelled -->` | the instructions the emulator computes; `<!-- modelled: machine -->` lists the others |
+| `<!-- modeled -->` | the instructions the emulator computes; `<!-- modeled: machine -->` lists the others |
 | `<!-- predicted -->` | the micro-kernels for ARM, from benchmarks/arm_predicted.json, which `gemmery predict` writes |
 | `<!-- files: FOLDER -->` | the modules of a folder, with the first lines of their docstrings |
 | `<!-- value: SUITE WHAT -->` | `rate`, `share`, `time`, or the speed-up over the rival WHAT; never begins a line |
@@ -51,7 +51,7 @@ from gemmery_lab.report.sheet import Cell, Sheet, rate, share, table, tabulate
 from gemmery_lab.report.suite_tables import brief_overview, is_of_model, is_own, overview
 from gemmery_lab.report.tables import sheets, tree, walk
 from gemmery_lab.report.words import Group, gain, groups
-from site_pages import modelled, modules
+from site_pages import modeled, modules
 from site_pages.stored import TYPE, Query, Stored, missing, query
 
 FIGURES = Path("docs", "figures")
@@ -111,8 +111,8 @@ class Documents:
             lines.append(f"| `{rung.name}` | {parent} | {idea} | {', '.join(rung.dtypes)} |")
         return "\n".join(lines)
 
-    def _modelled(self, _: Path, marker: str) -> str:
-        return modelled.machine() if marker == "machine" else modelled.instructions()
+    def _modeled(self, _: Path, marker: str) -> str:
+        return modeled.machine() if marker == "machine" else modeled.instructions()
 
     def _predicted(self, _: Path, marker: str) -> str:
         rows = json.loads((self.root / "benchmarks" / "arm_predicted.json").read_text(encoding="utf-8"))
@@ -197,7 +197,7 @@ BLOCKS: dict[str, Callable[[Documents, Path, str], str]] = {
     "figure": Documents._figure,
     "picture": Documents._picture,
     "value": Documents._value,
-    "modelled": Documents._modelled,
+    "modeled": Documents._modeled,
     "predicted": Documents._predicted,
     "files": Documents._files,
 }

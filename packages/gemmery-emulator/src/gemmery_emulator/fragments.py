@@ -28,7 +28,7 @@ _FOUR_WORDS = {4: np.dtype("c16"), 8: np.dtype("V32")}  # of a row of a pattern,
 
 BITS = {row.ptx: 8 * row.size for row in DTYPES if row.ptx} | {"tf32": 32}
 WMMA_16 = ("m16n16k16", "m32n8k16", "m8n32k16")  # shapes for elements of 8 and 16 bits
-BY_COLUMNS = ("m8n32k16",)  # two neighbouring sums of a lane are in a column of C
+BY_COLUMNS = ("m8n32k16",)  # two neighboring sums of a lane are in a column of C
 
 
 def per_chunk(kind: str) -> int:
@@ -165,13 +165,13 @@ def wmma_fragment(opcode: Opcode) -> Fragment:
     >>> [piece.registers for piece in fragment.pieces]
     [(0, 1, 2, 3)]
 
-    Raises EmulationError for forms that are not modelled.
+    Raises EmulationError for forms that are not modeled.
     """
     match = _WMMA.fullmatch(str(opcode))
     operand, layout, shape, space, kind = match.groups() if match else ("",) * 5
     operand = operand or "c"
     if match is None or kind not in _WMMA_TYPES.get((operand, shape), ()):
-        raise EmulationError(f"{opcode} is not modelled: wmma is limited to f16, bf16, tf32, f64, s8 and u8")
+        raise EmulationError(f"{opcode} is not modeled: wmma is limited to f16, bf16, tf32, f64, s8 and u8")
     m, n, k = extents(shape)
     height, width = {"a": (m, k), "b": (k, n), "c": (m, n)}[operand]
     stride = width if layout == "row" else height
@@ -260,7 +260,7 @@ def matrices(opcode: Opcode) -> tuple[int, bool]:
     match = _MATRICES.fullmatch(str(opcode))
     if match is None:
         raise EmulationError(
-            f"{opcode} is not modelled: it is limited to m8n8, .x1, .x2 or .x4, of b16, with or without .trans"
+            f"{opcode} is not modeled: it is limited to m8n8, .x1, .x2 or .x4, of b16, with or without .trans"
         )
     return int(match[1]), match[2] is not None
 

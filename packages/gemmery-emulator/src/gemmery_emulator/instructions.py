@@ -1,4 +1,4 @@
-"""All instructions that are modelled: each file of them has a table, and stands here once; and how opcodes are read.
+"""All instructions that are modeled: each file of them has a table, and stands here once; and how opcodes are read.
 
 Also whether a program uses their results, or may throw them away: a shuffle at the end of a tree reads lanes outside
 its mask, and a condition after it drops what they return, as in
@@ -26,7 +26,7 @@ from gemmery_emulator.ops import convert, floating, integer, logic, warp
 from gemmery_emulator.ptx import Instruction, Label, Opcode, PtxKernel, Register, Vector, names_of
 
 Form = TypeVar("Form")
-UNKNOWN = Traits()  # of an instruction that is not modelled
+UNKNOWN = Traits()  # of an instruction that is not modeled
 
 
 def merged(*tables: Mapping[str, Form]) -> dict[str, Form]:
@@ -51,7 +51,7 @@ TABLE: dict[str, Traits] = merged(COMPUTED, OTHERS)
 
 
 def find(opcode: Opcode) -> Traits:
-    """Return what the table says of an instruction; UNKNOWN if it is not modelled."""
+    """Return what the table says of an instruction; UNKNOWN if it is not modeled."""
     return TABLE.get(opcode.spelling) or TABLE.get(opcode.name) or UNKNOWN
 
 

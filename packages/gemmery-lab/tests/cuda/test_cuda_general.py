@@ -123,7 +123,7 @@ def test_ragged_products_are_right_and_have_no_findings(name, tile, stored, size
 @pytest.mark.parametrize(
     ("name", "other", "tiles"), [("f16", "mma_pipelined", (64,)), ("f32", "simt_pipelined", (32, 64))]
 )
-def test_the_bits_are_those_of_the_specialised_kernel(name, other, tiles):
+def test_the_bits_are_those_of_the_specialized_kernel(name, other, tiles):
     a, b, c = operands(name, 67, 45, 203, 1, ("row", "row", "row"))
     problem = problem_of(Gemm(a, b, c), name, name, "h200")
     run_rung(find(CUDA, other), problem, {}, Gemm(a, b, c))

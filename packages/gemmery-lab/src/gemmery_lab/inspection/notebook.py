@@ -121,7 +121,7 @@ def show_inspection(inspection: AnyInspection, console: "Console", ptx: bool = F
 
 
 def show_side_by_side(pair: AnyPair, console: "Console") -> None:
-    """Print the facts of both, with the differences in colour."""
+    """Print the facts of both, with the differences in color."""
     from rich.text import Text
 
     from gemmery_emulator.kernels.terminal_tables import show_pair

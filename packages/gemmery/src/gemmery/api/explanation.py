@@ -214,7 +214,7 @@ def explain(a: Any, b: Any, **keywords: "Unpack[MatmulOptions]") -> Explanation:
 
 def _which(problem: Problem) -> str:
     """Return which kernel runs a product on the CPU: the one for every shape, or one compiled for its shape."""
-    special = cpu.specialised(problem)
+    special = cpu.specialized(problem)
     if special is None:
         return "for every shape"
     if not config.tiers():

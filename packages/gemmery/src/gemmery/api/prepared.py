@@ -103,7 +103,7 @@ class TieredLaunch:
 
 
 @table.once
-def specialised(call: DeviceCall) -> PreparedLaunch:
+def specialized(call: DeviceCall) -> PreparedLaunch:
     """Return the kernel made for this call, the form and the launches."""
     form, problem = described(call)
     try:
@@ -122,9 +122,9 @@ def prepare(call: DeviceCall) -> TieredLaunch:
     at_once = not tiers.enabled() or work >= LARGE or _at_once(form, problem)
     run = None if at_once else _general(form, problem, call)
     if run is None:
-        return TieredLaunch(form, specialised(call).run)
+        return TieredLaunch(form, specialized(call).run)
     soon = often(problem.dtype, problem.device, work)
-    return TieredLaunch(form, run, lambda call: specialised(call).run, (call,), soon)
+    return TieredLaunch(form, run, lambda call: specialized(call).run, (call,), soon)
 
 
 @table.once
@@ -268,7 +268,7 @@ def _better(
     )
     shape = result_shape(x.shape, y.shape)
     target = View(0, shape, arrays.contiguous(shape, size), dtype, device)
-    return specialised(DeviceCall(x, y, target, scaled=scaled)).run
+    return specialized(DeviceCall(x, y, target, scaled=scaled)).run
 
 
 class LoadedKernel(NamedTuple):

@@ -68,7 +68,7 @@ def along_batch(problem: Problem) -> bool:
     return many and not _RUNGS["batched"].refuses(problem)
 
 
-def specialised(problem: Problem) -> Candidate | None:
+def specialized(problem: Problem) -> Candidate | None:
     """Return the rung compiled for this problem that is faster than the one for every shape, if there is one."""
     if problem.invariant or problem.semiring or problem.b_layout == "packed":  # some add in another order
         return None

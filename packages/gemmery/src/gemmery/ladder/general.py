@@ -97,7 +97,7 @@ GENERAL = (
         lesson=(
             "The parent is compiled for each combination of layouts, alignments and tiles: 28 instances for 150 random "
             "shapes, 0.2 s each. Most of what they fix is uniform for a whole block and costs little as a value: a "
-            "predicate per ldmatrix, a size per cp.async. One image is there for every shape, and the specialised one "
+            "predicate per ldmatrix, a size per cp.async. One image is there for every shape, and the specialized one "
             "can be compiled while it already works."
         ),
     ),

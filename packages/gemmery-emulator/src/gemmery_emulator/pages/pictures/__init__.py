@@ -108,7 +108,7 @@ def _panel(
 
 
 def _overlay(access: WarpAccess, group: Sequence[int], size: int) -> dict[int, tuple[tuple[int, ...], str]]:
-    """Cells that the group touches: by which lanes, and in which colour."""
+    """Cells that the group touches: by which lanes, and in which color."""
     meeting = {lane for box in boxes(access, group) if box.meets for lane in box.lanes}
     touched: dict[int, list[int]] = {}
     for lane in group:
@@ -151,7 +151,7 @@ def _verb(access: WarpAccess) -> str:
 
 
 def swizzled_picture(tile: CopiedTile, name: str = "swizzle") -> Plot:
-    """The box of a tensor copy on both sides, its pieces coloured by the product that reads them."""
+    """The box of a tensor copy on both sides, its pieces colored by the product that reads them."""
     pieces = tile.box[0] * tile.size // PIECE  # of a row of the box
     first = min(tile.places) // BANK_ROW * BANK_ROW
     places = {place - first: divmod(at, pieces) for at, place in enumerate(tile.places)}
@@ -201,7 +201,7 @@ def _piece(x: float, y: float, width: float, fill: str, text: str, tooltip: str)
 
 
 def _fills(tile: CopiedTile, first: int, visible: set[int]) -> dict[int, str]:
-    """The colour of each piece that one of the first products reads."""
+    """The color of each piece that one of the first products reads."""
     fills: dict[int, str] = {}
     reads = [{place - first for place in read} & visible for read in tile.reads]
     for fill, read in zip(FILLS, filter(None, reads), strict=False):

@@ -315,7 +315,7 @@ def test_a_kernel_for_one_shape_takes_its_place_in_the_background():
     assert np.array_equal(matmul(a, b), expected)
     tiers.wait()
     address = handler.know(product)
-    how = handler.specialised(handler.prepared(product))
+    how = handler.specialized(handler.prepared(product))
     assert how is not None
     job = ctypes.string_at(address + xla.JOB_AT, 8 * len(JOB))
     assert job == handler.job(product, how, gm.get_num_threads()).job

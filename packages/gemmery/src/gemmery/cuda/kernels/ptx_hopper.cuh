@@ -12,7 +12,7 @@ __device__ __forceinline__ void mbarrier_init(unsigned barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// After it, copies and other blocks of the cluster see barriers that this thread has initialised.
+// After it, copies and other blocks of the cluster see barriers that this thread has initialized.
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }

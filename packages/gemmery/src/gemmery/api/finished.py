@@ -51,7 +51,7 @@ def bound(option: Any, operands: Any) -> tuple[Epilogue, Mapping[str, Any]]:
         raise ArgumentError(
             f"epilogue={brief(option)} must be a function of the product's element, such as gm.gelu or a lambda"
         )
-    if operands is not None and not isinstance(operands, Mapping):
+    if operands is not None and not (isinstance(operands, Mapping) and all(isinstance(x, str) for x in operands)):
         raise ArgumentError(f"operands={brief(operands)} must be a dict of arrays and numbers by names of parameters")
     return function, {**function.defaults, **own, **function(**(operands or {})).operands}
 
@@ -248,10 +248,11 @@ def _prepared(
 
 def _writings(like: Any, call: PreparedEpilogue, out: Any, operands: Sequence[View]) -> list[Writing]:
     inputs = [*operands, *(reading.memory for reading in call.readings if reading.memory)]
-    return [
-        write(like, output, call.shapes, array, inputs)
-        for output, array in zip(call.graph.outputs, outs_of(out, len(call.graph.outputs)), strict=True)
-    ]
+    writings = list[Writing]()
+    for output, array in zip(call.graph.outputs, outs_of(out, len(call.graph.outputs)), strict=True):
+        writings.append(write(like, output, call.shapes, array, inputs))
+        inputs += [writings[-1].memory]  # so that of results which share memory the last one is written whole
+    return writings
 
 
 def _results(like: Any, writings: Sequence[Writing]) -> Any:

@@ -72,10 +72,15 @@ def test_the_forms_of_a_fault(file, capsys):
         faults([Path(__file__)])
 
 
-@pytest.mark.parametrize("text", ["// gemmery: --grid", "// gemmery: 4 5", "// gemmery: --seed 3"])
+@pytest.mark.parametrize("text", ["// gemmery: --grid", "// gemmery: 4 5", "// gemmery: --seed 3", "// gemmery: it's"])
 def test_launches_that_are_refused(text):
     with pytest.raises(ArgumentError, match="gemmery: "):
         launches_of(text)
+
+
+def test_a_size_of_shared_memory_that_is_none_is_a_fault_of_its_file(file):
+    (fault,) = faults_of(file(f"// gemmery: --shared 1k --arg f32[64]\n{RACE}"))
+    assert "--shared 1k" in str(fault)
 
 
 def test_what_the_hook_installs():

@@ -6,9 +6,11 @@ import re
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gemmery.errors import ArgumentError
+from gemmery_emulator.kernels import written_arguments
 from gemmery_emulator.kernels.file_checks import faults, faults_of, launches_of
 
 ROOT = Path(__file__).parents[4]
@@ -91,3 +93,12 @@ def test_what_the_hook_installs():
     assert named == {*extras["lab"], *extras["cuda"]} - {"gemmery[lab]"}
     action = (ROOT / ".github" / "actions" / "faults" / "action.yml").read_text()
     assert "gemmery faults --github -- " in action
+
+
+@pytest.mark.parametrize("name", ["x.npy", "x.npz", "cut.npz"])
+def test_damaged_files_of_arrays_are_refused(name, tmp_path):
+    np.savez(tmp_path / "whole.npz", k=np.ones(3))
+    data = {"x.npy": b"", "x.npz": b"PK\3\4junk", "cut.npz": (tmp_path / "whole.npz").read_bytes()[:99]}[name]
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ArgumentError, match="cannot be read"):
+        written_arguments.argument(f"{tmp_path / name}:k")

@@ -328,6 +328,12 @@ def test_codes_are_multiplied_by_a_quantized_matrix(format_, kind):
     assert gm.matmul(tensors[0], matrix, scale_a=tensors[1]).shape == (2, 20)
 
 
+def test_rows_beyond_float32_give_no_warning():
+    codes, factors = gm.quantize_rows(np.array([[1e300, 1.0]]), "int8")
+    assert factors.tolist() == [[np.inf]]
+    assert codes.tolist() == [[0, 0]]
+
+
 def test_rows_that_are_refused_in_words():
     for x, format_, error, words in [
         (np.ones((2, 4)), "int4", ArgumentError, "float8_e4m3, int8"),

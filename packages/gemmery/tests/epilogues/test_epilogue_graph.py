@@ -251,6 +251,14 @@ def test_rounding_of_the_reference(name):
     np.testing.assert_array_equal(rounded(x, name), expected)
 
 
+def test_an_error_bound_counts_the_rounding_of_constants():
+    """0.1 and float32's 0.1 differ by more than the rounding of what is left of 0.1 - 0.09999999."""
+    graph = traced(lambda c: c - 0.1)
+    c = np.array([[0.09999999]])
+    (estimate,) = evaluate(graph, [c], {}, [0.0], 2.0**-24)
+    assert abs(estimate.value - (c - float(np.float32(0.1)))) <= estimate.error
+
+
 @pytest.mark.parametrize("op", [*graphs.UNARY, *graphs.BINARY])
 def test_an_error_bound_holds_for_shifted_inputs(op):
     if op == "cast":

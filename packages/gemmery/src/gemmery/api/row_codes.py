@@ -59,7 +59,8 @@ def quantize_rows(x: Any, format: Literal["float8_e4m3", "int8"] | None = None) 
     if array is None:
         raise LayoutError(f"a {type(x).__name__} on a device: pass a tensor of PyTorch or an array of CuPy")
     if v.dtype == "f64":
-        array = cast(array, "f32")
+        with np.errstate(all="ignore"):
+            array = cast(array, "f32")
     (*outer, k), count = v.shape, math.prod(v.shape[:-1])
     rows = array.reshape(count, k)
     codes, factors = (arrays.empty(array, shape, kind) for shape, kind in (((count, k), "int8"), ((count, 1), "f32")))

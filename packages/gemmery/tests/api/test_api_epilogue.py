@@ -409,3 +409,20 @@ def test_recipes_of_two_weights_and_of_many_threads():
         thread.join()
     assert wrong == []
     assert epilogue.recipes
+
+
+def test_arguments_that_are_resized_while_others_are_read(monkeypatch):
+    monkeypatch.setattr(finished.config, "tiers", lambda: False)
+    for m, name in ((40, "r"), (1500, "r"), (1500, "a"), (1500, "b")):
+        arrays = {"a": np.ones((m, 800), "f4"), "b": np.ones((800, 900), "f4"), "r": np.ones((m, 900), "f4")}
+
+        class Resizes:
+            def __array__(self, *_, own=arrays[name], **__):
+                own.resize((1, 1), refcheck=False)
+                return np.ones(900, "f4")
+
+        with pytest.raises(gm.LayoutError, match=f"{name}.* was resized"):
+            gm.matmul(
+                arrays["a"], arrays["b"], epilogue=lambda c, r, s: c + r + s,
+                operands={"r": arrays["r"], "s": Resizes()},
+            )  # fmt: skip

@@ -197,6 +197,7 @@ _compiled: set[tuple[str, ...]] = set()
 def _run_in_tiles(
     call: PreparedEpilogue, fused: InTiles, x: View, y: View, writings: Sequence[Writing], threads: int
 ) -> None:  # fmt: skip
+    _unchanged(call, writings, a=x, b=y)
     first, shapes = writings[0].memory, call.shapes
     shape, out = shapes.of("matrix"), fused.prepared.problem.out
     nested = first.strides == arrays.contiguous(shape, dtypes.get(first.dtype).size)
@@ -301,6 +302,7 @@ def _run(
 ) -> tuple[Launch, bytes] | None:
     """Apply the graph to sums in memory; return the kernel and its job, if one ran."""
     shapes = call.shapes
+    _unchanged(call, writings)
     if 0 in (*shapes.batch, shapes.m):
         return None
     if not shapes.n:
@@ -313,6 +315,13 @@ def _run(
     job = row_pass.job(launch, count, shapes.m, shapes.n, ctypes.addressof(table), threads)
     launch.run(job, totals[0], totals[0])
     return launch, job
+
+
+def _unchanged(call: PreparedEpilogue, writings: Sequence[Writing], **operands: View) -> None:
+    """Raise LayoutError if the code of an argument resized another one, which kernels would read where it was."""
+    read = {reading.operand.name: reading.memory for reading in call.readings}
+    arrays.unchanged(**operands, **{f"operand {name!r}": memory for name, memory in read.items()})
+    arrays.unchanged(**{f"out {place}": writing.memory for place, writing in enumerate(writings)})
 
 
 def _table(call: PreparedEpilogue, writings: Sequence[Writing]) -> list[bytes]:

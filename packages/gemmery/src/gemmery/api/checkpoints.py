@@ -13,7 +13,7 @@ import numpy as np
 
 from gemmery.api.codes import bits_of, cast, library_of, name_of, paired
 from gemmery.api.quantized import VERSION, QuantizedMatrix, check_version
-from gemmery.errors import ArgumentError, InstallError, LayoutError, ShapeError, brief, unknown
+from gemmery.errors import ArgumentError, GemmeryError, InstallError, LayoutError, ShapeError, brief, unknown
 
 CheckpointName = Literal["awq", "gptq", "hqq", "compressed-tensors", "mxfp4"]
 Tensors = Mapping[str, Any]
@@ -46,6 +46,8 @@ def save_quantized(path: Any, matrices: Mapping[str, QuantizedMatrix], others: T
 
     Raises ArgumentError for arrays of another library, and InstallError without safetensors.
     """
+    if not isinstance(matrices, Mapping) or any(type(matrix) is not QuantizedMatrix for matrix in matrices.values()):
+        raise ArgumentError(f"matrices={brief(matrices)}: pass a dict of what gm.quantize returns, by names")
     tensors = dict(others or {})
     for name, matrix in matrices.items():
         tensors.update((f"{name}.{part}", z) for part, z in zip(_PARTS, matrix.parts, strict=True) if z is not None)
@@ -70,19 +72,26 @@ def load_quantized(path: Any, library: Literal["numpy", "torch"] = "numpy") -> d
     Raises LayoutError for a file without quantized matrices or of another version, and InstallError without
     safetensors.
     """
-    with _safetensors().safe_open(str(path), _framework(library)) as file:
-        text = (file.metadata() or {}).get(_KEY)
-        if text is None:
-            raise LayoutError(f"{path} has no quantized matrices of gemmery: gm.save_quantized writes such files")
-        header = json.loads(text)
-        check_version(header.get("version"), str(path))
-        names = set(file.keys())
-        return {
-            name: QuantizedMatrix(
-                format_, *(file.get_tensor(key) if (key := f"{name}.{part}") in names else None for part in _PARTS)
-            )
-            for name, format_ in header["formats"].items()
-        }
+    library_, framework = _safetensors(), _framework(library)
+    try:
+        with library_.safe_open(str(path), framework) as file:
+            text = (file.metadata() or {}).get(_KEY)
+            if text is None:
+                raise LayoutError(f"{path} has no quantized matrices of gemmery: gm.save_quantized writes such files")
+            header = json.loads(text)
+            check_version(header.get("version"), str(path))
+            names = set(file.keys())
+            return {
+                name: QuantizedMatrix(
+                    format_,
+                    *(file.get_tensor(key) if (key := f"{name}.{part}") in names else None for part in _PARTS),
+                )
+                for name, format_ in header["formats"].items()
+            }
+    except (library_.SafetensorError, ValueError, AttributeError, KeyError, TypeError) as error:
+        if isinstance(error, GemmeryError):
+            raise
+        raise LayoutError(f"{path} is damaged, or no file of gm.save_quantized: {error}; write it again") from error
 
 
 def _framework(library: str) -> str:
@@ -127,7 +136,15 @@ def from_checkpoint(kind: CheckpointName, tensors: Tensors, config: Mapping[str,
         raise ArgumentError(
             f"a layer of {kind} without {', '.join(missing)}: it has {', '.join(tensors) or 'no tensors'}; pass all"
         )
-    return read(tensors, config or {})
+    try:
+        return read(tensors, config or {})
+    except (TypeError, ValueError, AttributeError, LookupError) as error:  # of what is no array, or of other dimensions
+        if isinstance(error, GemmeryError):
+            raise
+        shapes = ", ".join(f"{name} {tuple(getattr(z, 'shape', ()))}" for name, z in tensors.items())
+        raise ShapeError(
+            f"no layer of {kind} has these tensors: {shapes} ({error}); pass those of one layer"
+        ) from error
 
 
 def _words(z: Any, bits: int) -> Any:

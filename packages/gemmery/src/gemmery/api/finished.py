@@ -51,7 +51,7 @@ def bound(option: Any, operands: Any) -> tuple[Epilogue, Mapping[str, Any]]:
         raise ArgumentError(
             f"epilogue={brief(option)} must be a function of the product's element, such as gm.gelu or a lambda"
         )
-    if operands is not None and not isinstance(operands, Mapping):
+    if operands is not None and not (isinstance(operands, Mapping) and all(isinstance(x, str) for x in operands)):
         raise ArgumentError(f"operands={brief(operands)} must be a dict of arrays and numbers by names of parameters")
     return function, {**function.defaults, **own, **function(**(operands or {})).operands}
 
@@ -197,6 +197,7 @@ _compiled: set[tuple[str, ...]] = set()
 def _run_in_tiles(
     call: PreparedEpilogue, fused: InTiles, x: View, y: View, writings: Sequence[Writing], threads: int
 ) -> None:  # fmt: skip
+    _unchanged(call, writings, a=x, b=y)
     first, shapes = writings[0].memory, call.shapes
     shape, out = shapes.of("matrix"), fused.prepared.problem.out
     nested = first.strides == arrays.contiguous(shape, dtypes.get(first.dtype).size)
@@ -248,10 +249,11 @@ def _prepared(
 
 def _writings(like: Any, call: PreparedEpilogue, out: Any, operands: Sequence[View]) -> list[Writing]:
     inputs = [*operands, *(reading.memory for reading in call.readings if reading.memory)]
-    return [
-        write(like, output, call.shapes, array, inputs)
-        for output, array in zip(call.graph.outputs, outs_of(out, len(call.graph.outputs)), strict=True)
-    ]
+    writings = list[Writing]()
+    for output, array in zip(call.graph.outputs, outs_of(out, len(call.graph.outputs)), strict=True):
+        writings.append(write(like, output, call.shapes, array, inputs))
+        inputs += [writings[-1].memory]  # so that of results which share memory the last one is written whole
+    return writings
 
 
 def _results(like: Any, writings: Sequence[Writing]) -> Any:
@@ -300,6 +302,7 @@ def _run(
 ) -> tuple[Launch, bytes] | None:
     """Apply the graph to sums in memory; return the kernel and its job, if one ran."""
     shapes = call.shapes
+    _unchanged(call, writings)
     if 0 in (*shapes.batch, shapes.m):
         return None
     if not shapes.n:
@@ -312,6 +315,13 @@ def _run(
     job = row_pass.job(launch, count, shapes.m, shapes.n, ctypes.addressof(table), threads)
     launch.run(job, totals[0], totals[0])
     return launch, job
+
+
+def _unchanged(call: PreparedEpilogue, writings: Sequence[Writing], **operands: View) -> None:
+    """Raise LayoutError if the code of an argument resized another one, which kernels would read where it was."""
+    read = {reading.operand.name: reading.memory for reading in call.readings}
+    arrays.unchanged(**operands, **{f"operand {name!r}": memory for name, memory in read.items()})
+    arrays.unchanged(**{f"out {place}": writing.memory for place, writing in enumerate(writings)})
 
 
 def _table(call: PreparedEpilogue, writings: Sequence[Writing]) -> list[bytes]:

@@ -75,6 +75,10 @@ class QuantizedMatrix:
         """Check that the arrays belong together. Raises ArgumentError, ShapeError or DTypeError."""
         if self.format not in FORMATS:
             raise unknown(f"format={brief(self.format)}: no format of weights has this name", str(self.format), FORMATS)
+        parts = [z for z in (self.packed, self.scales, self.zeros, self.scale) if z is not None]
+        if len({library_of(z) for z in parts}) > 1 or not all(hasattr(z, "shape") for z in (*parts, self.scales)):
+            kinds = ", ".join(type(z).__name__ for z in parts)
+            raise ArgumentError(f"parts of a quantized matrix are {kinds}: pass arrays of one library")
         row, shape, factors = FORMATS[self.format], tuple(self.packed.shape), tuple(self.scales.shape)
         k = shape[-1] * 8 // row.bits if len(shape) > 1 else 0
         alone = len(shape) == len(factors) and shape[:-1] == factors[:-1] and len(shape) > 1
@@ -95,6 +99,10 @@ class QuantizedMatrix:
             self.zeros is not None and self.format not in _INTEGERS
         ):
             raise ArgumentError(f"{self.format} with zeros and scale: int8 and int4 may have zeros, nvfp4 has a scale")
+        if self.scale is not None and (tuple(self.scale.shape) != shape[:-2] or name_of(self.scale) != "f32"):
+            raise ShapeError(
+                f"scale has shape {tuple(self.scale.shape)}: pass one float32 for each matrix, {shape[:-2]}"
+            )
         if self.zeros is not None and (tuple(self.zeros.shape) != factors or name_of(self.zeros) != kind):
             raise ShapeError(f"zeros have shape {tuple(self.zeros.shape)}: pass one, of their type, for each factor")
 
@@ -276,7 +284,7 @@ def checked_group(format_: str, group: Any, k: int) -> int:
     row = FORMATS[format_]
     if group is None:
         group = row.group or k
-    if isinstance(group, bool) or not isinstance(group, int) or group < (1 if k else 0):
+    if isinstance(group, bool) or not hasattr(group, "__index__") or group < (1 if k else 0):
         raise ArgumentError(f"group={brief(group)}: a group is a number of elements along k; 128 is usual")
     if row.group and group != row.group:
         raise ArgumentError(f"group={group}: {format_} has groups of {row.group}; leave it out")
@@ -343,7 +351,8 @@ def quantize_rows(x: Any, format: Literal["float8_e4m3", "int8"] | None = None) 
     if array is None:
         raise LayoutError(f"a {type(x).__name__} on a device: pass a tensor of PyTorch or an array of CuPy")
     if v.dtype == "f64":
-        array = cast(array, "f32")
+        with np.errstate(all="ignore"):
+            array = cast(array, "f32")
     (*outer, k), count = v.shape, math.prod(v.shape[:-1])
     rows = array.reshape(count, k)
     codes, factors = (arrays.empty(array, shape, kind) for shape, kind in (((count, k), "int8"), ((count, 1), "f32")))

@@ -62,6 +62,8 @@ def matmul_reduce_scatter(x: Any, w: Any, group: Any = None, rows: Sequence[int]
 
 
 def _operands_error(x: Any, w: Any) -> Exception | None:
+    if not isinstance(x, torch.Tensor) or not isinstance(w, torch.Tensor):
+        return ArgumentError(f"x is a {type(x).__name__}, w a {type(w).__name__}: pass tensors")
     if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[0]:
         return ShapeError(f"x {tuple(x.shape)} and w {tuple(w.shape)}: x must be (rows, k) and w (k, n)")
     if x.dtype != w.dtype:

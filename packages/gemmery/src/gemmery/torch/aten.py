@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
@@ -115,6 +115,20 @@ def _int_mm(a: Any, b: Any) -> Any:
 _OURS: dict[str, Callable[..., Any]] = {"mm": product, "bmm": product, "addmm": _addmm, "_int_mm": _int_mm}
 
 
+def _fits(name: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> bool:
+    """Return False for arguments that PyTorch refuses, in its own words, or whose factors only it takes."""
+    *c, a, b = arguments
+    batched = name == "bmm"
+    if not a.ndim == b.ndim == 2 + batched or a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
+        return False
+    whole = a.dtype.is_floating_point or all(isinstance(x, int) for x in options.values())
+    shape = (a.shape[0], b.shape[1])
+    adds = all(
+        x.ndim <= 2 and all(own in (1, n) for own, n in zip(x.shape[::-1], shape[::-1], strict=False)) for x in c
+    )
+    return whole and adds and (name != "_int_mm" or a.dtype is torch.int8)
+
+
 def _replacement(name: str, ours: Callable[..., Any], least: Mapping[Any, tuple[bool, int]]) -> Callable[..., Any]:
     """Return a kernel of an operator: gemmery's for products within the limits, else PyTorch's."""
     own = _torch.library.get_kernel(f"aten::{name}", "CPU")
@@ -122,7 +136,7 @@ def _replacement(name: str, ours: Callable[..., Any], least: Mapping[Any, tuple[
     def kernel(keys: Any, *arguments: Any, **options: Any) -> Any:
         a, b = arguments[-2:]
         limits = least.get(a.dtype)
-        if limits and a.dtype is b.dtype and all(x.dtype is a.dtype for x in arguments) and b.shape[-2] == a.shape[-1]:
+        if limits and all(x.dtype is a.dtype for x in arguments) and _fits(name, arguments, options):
             m, n = a.shape[-2], b.shape[-1]
             thin, from_ = limits
             if thin if min(m, n) < _THIN_ROWS else from_ and m * n * a.shape[-1] >= from_:

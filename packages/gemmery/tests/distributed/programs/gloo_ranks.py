@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 import gemmery.distributed as gd
 from gemmery.distributed import layouts
 from gemmery.distributed.overlap import exchange
-from gemmery.errors import ShapeError
+from gemmery.errors import GemmeryError, ShapeError
 from parts_of_matrices import joined, parts
 
 PLACES = (Shard(0), Shard(1), Replicate(), Partial())
@@ -56,6 +56,18 @@ def products(rank, ranks):
         found = exchange(dist.group.WORLD)(c.to_local().double().numpy())
         np.testing.assert_array_equal(joined(found, plan.out, np.float64), whole[0] @ whole[1])
         assert torch.equal(gd.matmul(a, b).to_local(), c.to_local())
+
+    world, rows, whole = dist.group.WORLD, gd.Shard(0), gd.Replicate()
+    x, w = torch.ones(2, 6), torch.ones(6, 5)
+    assert gd.matmul(x, w, group=world, placements=(rows, whole)).shape == (2, 5)
+    mine = rank == ranks - 1
+    for operand, places in (
+        (x.numpy() if mine else x, (rows, whole)),
+        (x, "ab" if mine else (rows, whole)),
+        (x.clone().requires_grad_(mine), (rows, whole)),
+    ):
+        with pytest.raises(GemmeryError, match=f"rank {ranks - 1}: "):
+            gd.matmul(operand, w, group=world, placements=places)
 
 
 def overlapped(rank, ranks):

@@ -188,7 +188,7 @@ def test_bits_do_not_depend_on_threads():
     [
         ((), 513, 1030, 900, np.float32),
         ((), 701, 700, 0, np.float32),
-        ((), 600, 611, 50, np.float64),
+        ((), 600, 611, 300, np.float64),
         ((), 513, 1030, 1200, np.float16),
         ((3,), 300, 500, 64, np.float16),
     ],

@@ -132,7 +132,7 @@ def _matmul(  # noqa: C901 # a function for a part of it would take 50 ns of eac
             from gemmery.api import finished
 
             _compile_entries()
-            return finished.multiplied(a, b, out, keywords, multiply)
+            return finished.product(a, b, out, Options(**keywords), multiply)
         if keywords.get("operands") is not None:
             raise ArgumentError(
                 f"operands={brief(keywords['operands'])} are those of epilogue=, which is not passed: pass a function, "

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, overload
 
 from gemmery import arrays, config
-from gemmery.api import array_libraries, opaque, semirings
+from gemmery.api import array_libraries, complex_halves, opaque, semirings
 from gemmery.api.array_libraries import NO_PARTS, Keywords
 from gemmery.api.compute import product
 from gemmery.api.options import (
@@ -99,7 +99,8 @@ def _matmul(  # noqa: C901 # a function for a part of it would take 50 ns of eac
       by a B with contiguous columns, or in complex types.
 
     Different element types are promoted by NumPy's rules. Integers wrap, as in NumPy. A product of bools is bool: true
-    where both elements of any pair are true. float16 and bfloat16 are summed in float32 and rounded once.
+    where both elements of any pair are true. float16 and bfloat16 are summed in float32 and rounded once, and so are the
+    parts of PyTorch's complex32.
 
     A real floating-point product on the CPU differs from the exact one by at most f(k) u |A| |B| in each element, terms
     for underflow, and one rounding to the type of C; f(k) is at most k, and at most 1536 + k / 256. The same call gives
@@ -159,6 +160,8 @@ def _matmul(  # noqa: C901 # a function for a part of it would take 50 ns of eac
 
         _compile_entries()
         return by_codes(a, b, out, options, multiply)
+    if (halves := complex_halves.product(a, b, out, keywords, multiply)) is not None:
+        return halves
     x, y = viewed("a", a), b.memory if isinstance(b, Packed) else viewed("b", b)
     if x.device != "cpu" or y.device != "cpu":
         from gemmery.api import on_device

@@ -1,4 +1,4 @@
-"""Products of PyTorch's complex halves (complex32): those of their float16 parts, of twice the columns and twice the k."""
+"""Products of PyTorch's complex32: those of its float16 parts, of twice the columns and twice the k."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from gemmery.arrange import result_shape
 from gemmery.errors import ArgumentError, DTypeError, ShapeError
 
 _OPTIONS = ("threads", "batch_invariant", "dtype")
@@ -30,6 +31,7 @@ def product(a: Any, b: Any, out: Any, options: dict[str, Any], multiply: Callabl
     dtype = options.get("dtype")
     if dtype is not None and str(dtype).removeprefix("torch.") not in ("complex32", "complex64"):
         raise DTypeError(f"dtype={dtype}: a product of complex32 is complex32 or complex64")
+    result_shape(tuple(a.shape), tuple(b.shape))
     wide = dtype is not None and str(dtype).endswith("64")
     rows, columns = (torch.view_as_real(x.resolve_conj()) for x in (a, b if b.ndim > 1 else b[:, None]))
     turned = torch.stack((-columns[..., 1], columns[..., 0]), -1)

@@ -1,7 +1,7 @@
 """Products with an epilogue that come again: what the first call found out about them, for compiled code.
 
-An epilogue has its recipes, for NumPy arrays of the same shapes, strides and types (`cpu.entry_epilogue`). A recipe says
-what to allocate, which products to run, and has the job of the pass with a table of operands and outputs.
+An epilogue has its recipes, for NumPy arrays of the same shapes, strides and types (`cpu.entry_epilogue`). A recipe
+says what to allocate and which products to run, and has the job of the pass with its table.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def remember(
     most, written = entry_layout.RECIPE_DIMENSIONS, (*results, *sums)
     arrays = [*operands, *(x for _, x in read if type(x) not in (int, float))]
     if (
-        any(type(x) is not np.ndarray or x.ndim > most for x in (*arrays, *written))
+        type(function) is not Epilogue
+        or any(type(x) is not np.ndarray or x.ndim > most for x in (*arrays, *written))
         or not all(x.ndim for x in written)
         or len(read) > entry_layout.RECIPE_OPERANDS
         or len(results) > entry_layout.RECIPE_OUTPUTS

@@ -288,9 +288,7 @@ def _array(view: View) -> Any:
     return view.owner if hasattr(view.owner, "shape") and not isinstance(view.owner, View) else arrays.as_numpy(view)
 
 
-def _run(
-    call: PreparedEpilogue, totals: Sequence[View], writings: Sequence[Writing], threads: int
-) -> bytes:
+def _run(call: PreparedEpilogue, totals: Sequence[View], writings: Sequence[Writing], threads: int) -> bytes:
     """Apply the graph to sums in memory; return the job that ran, b"" without one."""
     shapes = call.shapes
     if 0 in (*shapes.batch, shapes.m):

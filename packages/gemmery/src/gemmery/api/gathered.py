@@ -1,4 +1,4 @@
-"""Rows of grouped products gathered by an index on the way in, and added to rows of a result in order on the way out."""
+"""Rows of grouped products, gathered by an index on the way in and added in order on the way out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def product(
     if offsets is None or len(x.shape) != 2 or len(b.shape) != 3:
         raise ArgumentError("gather= and scatter= are for offsets=, a of shape (rows, k) and b of (groups, k, n)")
     if torch is None and (type(a) is not np.ndarray):
-        raise LayoutError(f"a is a {type(a).__name__}: gather= and scatter= take arrays of NumPy and tensors of PyTorch")
+        raise LayoutError(
+            f"a is a {type(a).__name__}: gather= and scatter= take arrays of NumPy and tensors of PyTorch"
+        )
     if gather is not None:
         a = a[_index("gather", gather, None, x.shape[0], a, torch)]
     if scatter is None:

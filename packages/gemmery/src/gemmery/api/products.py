@@ -46,13 +46,7 @@ _OPTIONS = NAMES["matmul"]
 
 @opaque.opaque
 @takes_options
-def _matmul(  # noqa: C901 # a function for a part of it would take 50 ns of each call
-    a: Any,
-    b: Any,
-    /,
-    out: Any = None,
-    **keywords: Any,
-) -> Any:
+def _matmul(a: Any, b: Any, /, out: Any = None, **keywords: Any) -> Any:
     """Return the matrix product of two arrays, with the semantics of `numpy.matmul`.
 
     >>> import numpy as np, gemmery as gm
@@ -99,8 +93,8 @@ def _matmul(  # noqa: C901 # a function for a part of it would take 50 ns of eac
       by a B with contiguous columns, or in complex types.
 
     Different element types are promoted by NumPy's rules. Integers wrap, as in NumPy. A product of bools is bool: true
-    where both elements of any pair are true. float16 and bfloat16 are summed in float32 and rounded once, and so are the
-    parts of PyTorch's complex32.
+    where both elements of any pair are true. float16 and bfloat16 are summed in float32 and rounded once, as
+    are the parts of PyTorch's complex32.
 
     A real floating-point product on the CPU differs from the exact one by at most f(k) u |A| |B| in each element, terms
     for underflow, and one rounding to the type of C; f(k) is at most k, and at most 1536 + k / 256. The same call gives
@@ -145,6 +139,11 @@ def _matmul(  # noqa: C901 # a function for a part of it would take 50 ns of eac
         done = path(a, b, out, "matmul", None, keywords or None)
         if done is not None:
             return done
+    return _planned(a, b, out, keywords)
+
+
+def _planned(a: Any, b: Any, out: Any, keywords: dict[str, Any]) -> Any:
+    """Return a product that no fast path of a device has."""
     options = Options(**keywords) if keywords else NO_OPTIONS
     parts = NO_PARTS
     if array_libraries.SPLIT and not array_libraries.SPLIT.isdisjoint((type(a), type(b))):

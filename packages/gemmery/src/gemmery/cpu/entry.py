@@ -53,7 +53,8 @@ def _head() -> list[int]:
         api.PyContextVar_Set, api.PyContextVar_Reset, api.PyDict_GetItem, api.PyTuple_New,
     )  # fmt: skip
     return [
-        *map(id, (np.ndarray, None, False, float, np.float64, np.float32, complex, int, tuple, dict, *objects.ERROR_STATE)),
+        *map(id, (np.ndarray, None, False, float, np.float64, np.float32, complex, int, tuple, dict)),
+        *map(id, objects.ERROR_STATE),
         *_ZEROS[: len(layout.BUILTINS)],
         *map(id, objects.KEYWORDS),
         *map(id, objects.ACTIVATIONS),

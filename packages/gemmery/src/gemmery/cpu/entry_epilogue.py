@@ -33,7 +33,9 @@ def again(f: Function, head: Args, table: Value, answer: Var) -> None:
             with f.if_(count.equals(1) & same(f, type_, head.epilogue_type)):
                 epilogue.value = passed
             with f.if_(count.equals(1) & same(f, type_, head.bound_type)):
-                epilogue.value = f.load("ptr", passed + objects.TUPLE_ITEMS)
+                function = f.load("ptr", passed + objects.TUPLE_ITEMS)
+                is_plain = same(f, f.load("ptr", function + objects.TYPE), head.epilogue_type)
+                epilogue.value = f.select(is_plain, function, null)
                 named.value = f.load("ptr", passed + (objects.TUPLE_ITEMS + 8))
             with f.if_(count.equals(2) & same(f, type_, head.epilogue_type)):
                 second = f.load("ptr", names + (objects.TUPLE_ITEMS + 8))
@@ -90,7 +92,8 @@ def _define_follow(module: Module) -> None:
     with module.function("follow", *params, local=True, returns="ptr") as f:
         head, recipe = Args(f, f["table"], HEAD), Args(f, f["recipe"], RECIPE)
         weights, operands, outputs = recipe.weights, recipe.operands, recipe.outputs
-        answer, good = f.var(special(f, UNKNOWN)), f.var(recipe.generation.equals(f.load("i64", f["table"] + at(HEAD, "generation"))))
+        generation = f.load("i64", f["table"] + at(HEAD, "generation"))
+        answer, good = f.var(special(f, UNKNOWN)), f.var(recipe.generation.equals(generation))
         arrays = f["recipe"] + size(RECIPE)
         reads = arrays + (weights + 1) * (8 * KNOWN)
         table = reads + operands * (8 * (KNOWN + 1))
@@ -99,7 +102,7 @@ def _define_follow(module: Module) -> None:
         ys, values, numbers = f.buffer(16), f.buffer(8 * layout.RECIPE_OPERANDS), f.buffer(8 * layout.RECIPE_OPERANDS)
         _match(f, head, (weights, operands), arrays, reads, (ys, values, numbers), good)
         with f.if_(good.value):
-            slots, new, job = f.buffer(8 * WORDS * _MOST_SLOTS), f.buffer(8 * _MOST_MADE), f.buffer(-(-size(JOB) // 64) * 64)
+            slots, new, job = f.buffer(8 * WORDS * _MOST_SLOTS), f.buffer(8 * _MOST_MADE), f.buffer(size(JOB))
             with f.loop(0, (weights + operands + outputs) * WORDS) as i:
                 f.store(f.load("i64", table + i * 8, align=8), slots + i * 8)
             copy_words(f, pass_job, job, len(JOB))
@@ -107,10 +110,12 @@ def _define_follow(module: Module) -> None:
             with f.loop(0, operands) as i:
                 value = f.load("ptr", values + i * 8)
                 f.call_address(head.incref, value)
-                _fill(f, recipe, reads + i * (8 * (KNOWN + 1)), value, numbers + i * 8, slots + (weights + i) * (8 * WORDS))
+                slot = slots + (weights + i) * (8 * WORDS)
+                _fill(f, recipe, reads + i * (8 * (KNOWN + 1)), value, numbers + i * 8, slot)
             _make(f, head, made, (weights, outputs), (new, slots, operands), good)
             with f.loop(0, weights) as i, f.if_(good.value):
-                _multiply(f, head, f.load("ptr", ys + i * 8), f.load("ptr", new + (outputs + i) * 8), recipe.dtype, answer, good)
+                y, total = f.load("ptr", ys + i * 8), f.load("ptr", new + (outputs + i) * 8)
+                _multiply(f, head, y, total, recipe.dtype, answer, good)
             with f.if_(good.value):
                 state, is_long = f.var(Value(f, "ptr", "null")), recipe.long.differs(0)
                 with f.if_(is_long):
@@ -145,7 +150,10 @@ def _match(
     with f.loop(0, weights) as i, f.if_(good.value):
         known = arrays + (i + 1) * (8 * KNOWN)
         good.value = call(f, "i64", "is_known", f["table"], f.load("ptr", ys + i * 8), known).differs(0)
-    good.value = good.value & (operands.equals(0) | (is_null(f, named) ^ True))
+    count = f.var(f.index(0))  # of values: a name that the function has not is Python's
+    with f.if_(is_null(f, named) ^ True):
+        count.value = f.load("i64", named + objects.DICT_SIZE)
+    good.value = good.value & count.value.equals(operands)
     number = f.buffer(32)
     with f.loop(0, operands) as i, f.if_(good.value):
         known = reads + i * (8 * (KNOWN + 1))

@@ -42,9 +42,10 @@ def install(ratios: Ratios | None = None) -> AbstractContextManager[object]:
     ... # doctest: +SKIP
 
     `ratios` are PyTorch's times divided by gemmery's, by element type, for the last two by "_grouped_mm float16" and
-    the like, and shape; without them they are measured now (3 s), once for this CPU, this PyTorch and these numbers of threads, and kept in the cache folder. Every other product
-    is passed on to PyTorch's kernel, which takes 2 to 3 us longer. Gradients, torch.compile and autocast are as before,
-    since the kernels below autograd are exchanged. As a context manager it ends with `uninstall`.
+    the like, and shape; without them they are measured now (10 s), once for this CPU, this PyTorch and these numbers of
+    threads, and kept in the cache folder. Every other product is passed on to PyTorch's kernel, which takes 2 to 3 us
+    longer. Gradients, torch.compile and autocast are as before, since the kernels below autograd are exchanged. As a
+    context manager it ends with `uninstall`.
 
     Raises RefusedError for a PyTorch without `torch.library.get_kernel`.
     """
@@ -76,7 +77,9 @@ def measured() -> Ratios:
     key, folder = cache.key("torch", jit.version(), place.encode()), config.cache_dir()
     stored = cache.read(folder, key)
     if stored is None:
-        table = {name: {"x".join(map(str, shape)): _ratio(name, *shape) for shape in _SHAPES} for name in (*TYPES, *APART)}
+        table = {
+            name: {"x".join(map(str, shape)): _ratio(name, *shape) for shape in _SHAPES} for name in (*TYPES, *APART)
+        }
         stored = json.dumps(table).encode()
         cache.write(folder, key, stored)
     ratios: Ratios = json.loads(stored)

@@ -114,13 +114,13 @@ def _gelu(f: Function, x: Value) -> Value:
 
 def _silu(f: Function, x: Value) -> Value:
     t = _magnitude(f, x, _FORMATS[element_of(x.type)].silent[1])
-    small = _exp_of_negative(f, t)
+    small = _exp(f, f.emit(x.type, f"fneg {t}"))
     return x * _divide(f, f.select(x < 0, small, f.const(x.type, 1)), small + 1.0)
 
 
 def _sigmoid(f: Function, x: Value) -> Value:
     t = _magnitude(f, x, _FORMATS[element_of(x.type)].silent[1])
-    small = _exp_of_negative(f, t)
+    small = _exp(f, f.emit(x.type, f"fneg {t}"))
     return _keep_nan(f, x, _divide(f, f.select(x < 0, small, f.const(x.type, 1)), small + 1.0))
 
 
@@ -128,7 +128,7 @@ def exponential(f: Function, x: Value) -> Value:
     """Return exp(x): infinity beyond the largest number."""
     low, high = _FORMATS[element_of(x.type)].silent[1] * -1, _FORMATS[element_of(x.type)].largest
     limited = f.select(x < low, f.const(x.type, low), f.select(x > high, f.const(x.type, high), x))
-    return _exp(f, limited, f.zero(x.type))
+    return _exp(f, limited)
 
 
 def logarithm(f: Function, x: Value) -> Value:
@@ -282,29 +282,16 @@ def _upper_tail(f: Function, t: Value) -> Value:
     return decay * (_polynomial(f, form.tail, (t - 4.0) * inverse) * inverse)
 
 
-def _exp(f: Function, high: Value, low: Value) -> Value:
-    """Return exp(high + low), low the smaller; it multiplies by 2**n in two halves, so the result may be subnormal."""
+def _exp(f: Function, high: Value, low: Value | None = None) -> Value:
+    """Return exp(high + low), low the smaller; the result may be subnormal."""
     form = _FORMATS[element_of(high.type)]
-    rounded = f.fma(high + low, f.const(high.type, 1 / math.log(2)), f.const(high.type, form.rounder))
+    total = high if low is None else high + low
+    rounded = f.fma(total, f.const(high.type, 1 / math.log(2)), f.const(high.type, form.rounder))
     n = rounded - form.rounder
-    return _scaled(f, _series(f, n, high, low), n, rounded)
-
-
-def _exp_of_negative(f: Function, t: Value) -> Value:
-    """Return exp(-t) of t >= 0."""
-    form = _FORMATS[element_of(t.type)]
-    rounded = f.fma(t, f.const(t.type, -1 / math.log(2)), f.const(t.type, form.rounder))
-    n = rounded - form.rounder
-    return _scaled(f, _series(f, n, f.emit(t.type, f"fneg {t}")), n, rounded)
-
-
-def _series(f: Function, n: Value, high: Value, low: Value | None = None) -> Value:
-    """Return exp(high + low - n ln 2)."""
-    form = _FORMATS[element_of(high.type)]
     ln2 = [f.const(high.type, -part) for part in form.ln2]
     rest = f.fma(n, ln2[0], high)
     rest = f.fma(n, ln2[1], rest) if low is None else rest + f.fma(n, ln2[1], low)
-    return _polynomial(f, tuple(1 / math.factorial(i) for i in range(form.terms)), rest)
+    return _scaled(f, _polynomial(f, tuple(1 / math.factorial(i) for i in range(form.terms)), rest), n, rounded)
 
 
 def _scaled(f: Function, x: Value, n: Value, rounded: Value) -> Value:

@@ -23,6 +23,7 @@ TYPES = ("float16", "bfloat16", "int8", "int16", "int32", "int64")
 # Operators of which a type has rows of its own in the table, since PyTorch's other products say nothing of their times.
 APART = ("_grouped_mm float16", "_grouped_mm bfloat16", "_scaled_mm float8_e4m3fn", "_scaled_mm float8_e5m2")
 _GROUPS = 4
+_ENOUGH = 0.1  # seconds of a measurement after which it is not repeated
 THIN = (1, 512, 512)
 _SHAPES = (THIN, (32, 32, 32), (128, 128, 128), (512, 512, 512))  # m, n, k
 _FASTER = 1.2  # least ratio of the times: a measurement varies
@@ -42,7 +43,7 @@ def install(ratios: Ratios | None = None) -> AbstractContextManager[object]:
     ... # doctest: +SKIP
 
     `ratios` are PyTorch's times divided by gemmery's, by element type, for the last two by "_grouped_mm float16" and
-    the like, and shape; without them they are measured now (10 s), once for this CPU, this PyTorch and these numbers of
+    the like, and shape; without them they are measured now (5 s), once for this CPU, this PyTorch and these numbers of
     threads, and kept in the cache folder. Every other product is passed on to PyTorch's kernel, which takes 2 to 3 us
     longer. Gradients, torch.compile and autocast are as before, since the kernels below autograd are exchanged. As a
     context manager it ends with `uninstall`.
@@ -96,8 +97,11 @@ def _ratio(name: str, m: int, n: int, k: int) -> float:
         ends = torch.arange(1, _GROUPS + 1, dtype=torch.int32) * m
         operands = a.repeat(_GROUPS, 1), b.expand(_GROUPS, k, n).contiguous(), ends
     functions = (getattr(torch, operator or "mm"), _OURS[operator or "mm"])
-    best = [float("inf")] * 2
+    best, end = [float("inf")] * 2, 0.0
     for _ in range(4):
+        if end and time.perf_counter() > end:
+            break
+        end = end or time.perf_counter() + _ENOUGH
         for i, function in enumerate(functions):
             start = time.perf_counter()
             function(*operands)

@@ -79,8 +79,7 @@ def load_quantized(path: Any, library: Literal["numpy", "torch"] = "numpy") -> d
         names = set(file.keys())
         return {
             name: QuantizedMatrix(
-                format_,
-                *(file.get_tensor(key) if (key := f"{name}.{part}") in names else None for part in _PARTS),
+                format_, *(file.get_tensor(key) if (key := f"{name}.{part}") in names else None for part in _PARTS)
             )
             for name, format_ in header["formats"].items()
         }

@@ -139,11 +139,7 @@ _FACTORS = {
 
 @opaque.opaque
 @takes_options
-def explain(
-    a: Any,
-    b: Any,
-    **keywords: "Unpack[MatmulOptions]",
-) -> Explanation:
+def explain(a: Any, b: Any, **keywords: "Unpack[MatmulOptions]") -> Explanation:
     """Return the rung and config that `matmul(a, b, ...)` would run, the reason, and the limits on this machine.
 
     >>> import numpy as np, gemmery as gm

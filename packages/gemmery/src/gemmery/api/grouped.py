@@ -56,14 +56,7 @@ if TYPE_CHECKING:  # mypy attaches a block to the function after it only if it c
 @opaque.opaque
 @takes_options
 def grouped_matmul(
-    a: Any,
-    b: Any,
-    *,
-    offsets: Any = None,
-    out: Any = None,
-    gather: Any = None,
-    scatter: Any = None,
-    **keywords: Any,
+    a: Any, b: Any, *, offsets: Any = None, out: Any = None, gather: Any = None, scatter: Any = None, **keywords: Any
 ) -> Any:
     """Return the products of groups of rows, each with a matrix of its own, as layers of experts need them.
 

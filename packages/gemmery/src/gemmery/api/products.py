@@ -215,14 +215,7 @@ def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:  # noqa: 
 @opaque.opaque
 @takes_options
 def _gemm(
-    alpha: complex,
-    a: Any,
-    b: Any = ...,
-    beta: complex = 0.0,
-    c: Any = None,
-    *,
-    out: Any = None,
-    **keywords: Any,
+    alpha: complex, a: Any, b: Any = ..., beta: complex = 0.0, c: Any = None, *, out: Any = None, **keywords: Any
 ) -> Any:
     """Return alpha a @ b + beta c, the GEMM of BLAS, as a new array or in `out`; `out=c` updates c in place.
 
@@ -303,14 +296,7 @@ def gemm(*arguments: Any, **options: Any) -> Any:  # noqa: D103 # it has that of
 @opaque.opaque
 @takes_options
 def _gemv(
-    a: Any,
-    x: Any,
-    y: Any = None,
-    *,
-    alpha: complex = 1.0,
-    beta: complex = 0.0,
-    out: Any = None,
-    **keywords: Any,
+    a: Any, x: Any, y: Any = None, *, alpha: complex = 1.0, beta: complex = 0.0, out: Any = None, **keywords: Any
 ) -> Any:
     """Return alpha a @ x + beta y, the GEMV of BLAS, as a new vector or in `out`; `out=y` updates y in place.
 

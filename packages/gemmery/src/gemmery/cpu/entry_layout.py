@@ -98,11 +98,7 @@ _ENTRY = (
     *words("runs", *(f"loop{i}_{name}" for i in range(LOOPS) for name in ("length", "a", "b", "c"))),
 )
 PADDING = -len(_ENTRY) % 8  # so that a job begins with a cache line
-ENTRY = (
-    *_ENTRY,
-    *words(*(f"padding_{i}" for i in range(PADDING))),
-    *((f"job_{name}", type_) for name, type_ in JOB),
-)
+ENTRY = (*_ENTRY, *words(*(f"padding_{i}" for i in range(PADDING))), *((f"job_{name}", type_) for name, type_ in JOB))
 
 # A recipe is what an epilogue's first product of a kind finds out. After these fields follow: A and each weight
 # (KNOWN); operands (a name, KNOWN); the slots of sums, operands and outputs; outputs and sums to be made (MADE), where

@@ -139,10 +139,7 @@ def ranking(problem: Problem, target: Target) -> list[tuple[str, str]]:
         choices.append(("gemv", "one operand is a vector: the matrix is read once, at memory bandwidth"))
     if c_bytes > constants(target).large_c * l2 and (p.k <= SHALLOW or p.dtype in _NARROW_B):
         choices.append(
-            (
-                "packed",
-                f"C is {_size(c_bytes)} and k {p.k}: writing C takes longest, and packed writes it in order",
-            )
+            ("packed", f"C is {_size(c_bytes)} and k {p.k}: writing C takes longest, and packed writes it in order")
         )
     if b_bytes < direct_b(target, p.dtype, p.m, p.n) and p.k <= deepest(target):
         choices.append(

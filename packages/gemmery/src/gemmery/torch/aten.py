@@ -43,7 +43,7 @@ def install(ratios: Ratios | None = None) -> AbstractContextManager[object]:
     ... # doctest: +SKIP
 
     `ratios` are PyTorch's times divided by gemmery's, by element type, for the last two by "_grouped_mm float16" and
-    the like, and shape; without them they are measured now (5 s), once for this CPU, this PyTorch and these numbers of
+    the like, and shape; without them they are measured now (10 s), once for this CPU, this PyTorch and these numbers of
     threads, and kept in the cache folder. Every other product is passed on to PyTorch's kernel, which takes 2 to 3 us
     longer. Gradients, torch.compile and autocast are as before, since the kernels below autograd are exchanged. As a
     context manager it ends with `uninstall`.

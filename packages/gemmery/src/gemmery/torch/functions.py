@@ -46,12 +46,7 @@ _recorded_packed = recorded(quantization.quantized_layer, quantization.QUANTIZED
 _recorded_groups = recorded(operators.products, operators.GROUPED_MM)
 
 
-def matmul(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    *,
-    precision: Precision | None = None,
-) -> torch.Tensor:
+def matmul(a: torch.Tensor, b: torch.Tensor, *, precision: Precision | None = None) -> torch.Tensor:
     """Return the product of two tensors, as torch.matmul does, with gradients.
 
     >>> import torch, gemmery.torch

@@ -50,8 +50,8 @@ def remember(
     words += [word for step in steps for word in (0, *(step or (0, 0)))]
     for place, x in enumerate(written):
         shared = place == len(results) and x is results[0]
-        made = [0 if shared else fields[place][0], x.ndim, *x.shape]
-        words += made + [0] * (entry_layout.MADE - len(made))
+        record = [0 if shared else fields[place][0], x.ndim, *x.shape]
+        words += record + [0] * (entry_layout.MADE - len(record))
     key = entry_table.packed(words)
     stored = [recipe for recipe in function.recipes if not recipe.startswith(key)]
     function.recipes = (key + job, *stored[: _MOST - 1])

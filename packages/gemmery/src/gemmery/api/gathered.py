@@ -67,11 +67,11 @@ def _index(name: str, index: Any, count: int | None, rows: int, a: Any, torch: A
 def _added(each: Any, to: Any, last: int, rows: int) -> Any:
     """Return rows added in order to those that `to` says, from zeros, without rows from `last` on."""
     order = np.argsort(to[:last], kind="stable")
-    wanted, starts = np.unique(to[order], return_index=True)
+    targets, starts = np.unique(to[order], return_index=True)
     counts, total = np.diff(starts, append=last), np.zeros((rows, each.shape[1]), each.dtype)
     for turn in range(max(counts, default=0)):  # by turns, since np.add.reduceat adds in pairs
-        more = counts > turn
-        total[wanted[more]] += each[order[starts[more] + turn]]
+        going = counts > turn
+        total[targets[going]] += each[order[starts[going] + turn]]
     return total
 
 

@@ -29,39 +29,39 @@ def again(f: Function, head: Args, table: Value, answer: Var) -> None:
         first, count = f.load("ptr", names + objects.TUPLE_ITEMS), f.load("i64", names + objects.TUPLE_SIZE)
         with f.if_(same(f, first, head.name_epilogue)):
             passed = f.load("ptr", f["args"] + 16)
-            type_, epilogue, named = f.load("ptr", passed + objects.TYPE), f.var(null), f.var(null)
+            type_, epilogue, bindings = f.load("ptr", passed + objects.TYPE), f.var(null), f.var(null)
             with f.if_(count.equals(1) & same(f, type_, head.epilogue_type)):
                 epilogue.value = passed
             with f.if_(count.equals(1) & same(f, type_, head.bound_type)):
                 function = f.load("ptr", passed + objects.TUPLE_ITEMS)
                 is_plain = same(f, f.load("ptr", function + objects.TYPE), head.epilogue_type)
                 epilogue.value = f.select(is_plain, function, null)
-                named.value = f.load("ptr", passed + (objects.TUPLE_ITEMS + 8))
+                bindings.value = f.load("ptr", passed + (objects.TUPLE_ITEMS + 8))
             with f.if_(count.equals(2) & same(f, type_, head.epilogue_type)):
                 second = f.load("ptr", names + (objects.TUPLE_ITEMS + 8))
-                named.value = f.load("ptr", f["args"] + 24)
+                bindings.value = f.load("ptr", f["args"] + 24)
                 epilogue.value = f.select(same(f, second, head.name_operands), passed, null)
             with f.if_(is_null(f, epilogue.value) ^ True):
                 a, b = f.load("ptr", f["args"]), f.load("ptr", f["args"] + 8)
-                answer.value = call(f, "ptr", "by_recipe", table, epilogue.value, named.value, a, b)
+                answer.value = call(f, "ptr", "by_recipe", table, epilogue.value, bindings.value, a, b)
 
 
 def define(module: Module) -> None:
-    """Define `by_recipe(table, epilogue, named, a, b)`: the results, UNKNOWN or RAISED; and what it calls."""
+    """Define `by_recipe(table, epilogue, bindings, a, b)`: the results, UNKNOWN or RAISED; and what it calls."""
     _define_is_known(module)
     _define_follow(module)
-    params = (("ptr", "table"), ("ptr", "epilogue"), ("ptr", "named"), ("ptr", "a"), ("ptr", "b"))
+    params = (("ptr", "table"), ("ptr", "epilogue"), ("ptr", "bindings"), ("ptr", "a"), ("ptr", "b"))
     with module.function("by_recipe", *params, local=True, returns="ptr") as f:
         head, answer = Args(f, f["table"], HEAD), f.var(special(f, UNKNOWN))
         recipes = f.load("ptr", f["epilogue"] + objects.FIRST_SLOT)
         good = f.var(is_null(f, recipes) ^ True)
-        with f.if_(good.value & (is_null(f, f["named"]) ^ True)):
-            good.value = same(f, f.load("ptr", f["named"] + objects.TYPE), head.dict_type)
+        with f.if_(good.value & (is_null(f, f["bindings"]) ^ True)):
+            good.value = same(f, f.load("ptr", f["bindings"] + objects.TYPE), head.dict_type)
         with f.if_(good.value):
             f.call_address(head.incref, recipes)  # another thread may replace them
             with f.loop(0, f.load("i64", recipes + objects.TUPLE_SIZE)) as i, f.if_(is_null(f, answer.value)):
                 recipe = f.load("ptr", recipes + objects.TUPLE_ITEMS + i * 8) + _BYTES
-                answer.value = call(f, "ptr", "follow", f["table"], recipe, f["named"], f["a"], f["b"])
+                answer.value = call(f, "ptr", "follow", f["table"], recipe, f["bindings"], f["a"], f["b"])
             f.call_address(head.decref, recipes)
         f.ret(answer.value)
 
@@ -87,8 +87,8 @@ def _define_is_known(module: Module) -> None:
 
 
 def _define_follow(module: Module) -> None:
-    """Define `follow(table, recipe, named, a, b)`: the results of a call that has this recipe, UNKNOWN or RAISED."""
-    params = (("ptr", "table"), ("ptr", "recipe"), ("ptr", "named"), ("ptr", "a"), ("ptr", "b"))
+    """Define `follow(table, recipe, bindings, a, b)`: the results of a call that has this recipe, UNKNOWN or RAISED."""
+    params = (("ptr", "table"), ("ptr", "recipe"), ("ptr", "bindings"), ("ptr", "a"), ("ptr", "b"))
     with module.function("follow", *params, local=True, returns="ptr") as f:
         head, recipe = Args(f, f["table"], HEAD), Args(f, f["recipe"], RECIPE)
         weights, operands, outputs = recipe.weights, recipe.operands, recipe.outputs
@@ -97,8 +97,8 @@ def _define_follow(module: Module) -> None:
         arrays = f["recipe"] + size(RECIPE)
         reads = arrays + (weights + 1) * (8 * KNOWN)
         table = reads + operands * (8 * (KNOWN + 1))
-        made = table + (weights + operands + outputs) * (8 * WORDS)
-        pass_job = made + (outputs + weights) * (8 * MADE)
+        news = table + (weights + operands + outputs) * (8 * WORDS)
+        pass_job = news + (outputs + weights) * (8 * MADE)
         ys, values, numbers = f.buffer(16), f.buffer(8 * layout.RECIPE_OPERANDS), f.buffer(8 * layout.RECIPE_OPERANDS)
         _match(f, head, (weights, operands), arrays, reads, (ys, values, numbers), good)
         with f.if_(good.value):
@@ -112,7 +112,7 @@ def _define_follow(module: Module) -> None:
                 f.call_address(head.incref, value)
                 slot = slots + (weights + i) * (8 * WORDS)
                 _fill(f, recipe, reads + i * (8 * (KNOWN + 1)), value, numbers + i * 8, slot)
-            _make(f, head, made, (weights, outputs), (new, slots, operands), good)
+            _make(f, head, news, (weights, outputs), (new, slots, operands), good)
             with f.loop(0, weights) as i, f.if_(good.value):
                 y, total = f.load("ptr", ys + i * 8), f.load("ptr", new + (outputs + i) * 8)
                 _multiply(f, head, y, total, recipe.dtype, answer, good)
@@ -136,7 +136,7 @@ def _match(
     good: Var,
 ) -> None:  # fmt: skip
     """Compare a call with a recipe, and write down its weights, operands, and the values of those that are numbers."""
-    (weights, operands), (ys, values, numbers), b, named = counts, places, f["b"], f["named"]
+    (weights, operands), (ys, values, numbers), b, bindings = counts, places, f["b"], f["bindings"]
     f.store(b, ys)
     with f.if_(good.value):
         good.value = call(f, "i64", "is_known", f["table"], f["a"], arrays).differs(0)
@@ -151,13 +151,13 @@ def _match(
         known = arrays + (i + 1) * (8 * KNOWN)
         good.value = call(f, "i64", "is_known", f["table"], f.load("ptr", ys + i * 8), known).differs(0)
     count = f.var(f.index(0))  # of values: a name that the function has not is Python's
-    with f.if_(is_null(f, named) ^ True):
-        count.value = f.load("i64", named + objects.DICT_SIZE)
+    with f.if_(is_null(f, bindings) ^ True):
+        count.value = f.load("i64", bindings + objects.DICT_SIZE)
     good.value = good.value & count.value.equals(operands)
     number = f.buffer(32)
     with f.loop(0, operands) as i, f.if_(good.value):
         known = reads + i * (8 * (KNOWN + 1))
-        value = f.result_of(head.dict_item, "ptr", named, f.load("ptr", known, align=8))
+        value = f.result_of(head.dict_item, "ptr", bindings, f.load("ptr", known, align=8))
         f.store(value, values + i * 8)
         good.value = is_null(f, value) ^ True
         with f.if_(good.value):
@@ -180,14 +180,14 @@ def _fill(f: Function, recipe: Args, read_: Value, value: Value, number: Value, 
 
 
 def _make(
-    f: Function, head: Args, made: Value, counts: tuple[Value, Value], places: tuple[Value, Value, Value], good: Var
+    f: Function, head: Args, news: Value, counts: tuple[Value, Value], places: tuple[Value, Value, Value], good: Var
 ) -> None:
     """Make arrays for outputs and sums, and write their addresses into the slots."""
     (weights, outputs), (new, slots, operands), null = counts, places, Value(f, "ptr", "null")
     for i in range(_MOST_MADE):
         f.store(f.index(0), new + 8 * i)
     with f.loop(0, outputs + weights) as i, f.if_(good.value):
-        how = made + i * (8 * MADE)
+        how = news + i * (8 * MADE)
         descr, array = f.load("ptr", how, align=8), f.var(f.load("ptr", new))
         with f.if_(is_null(f, descr)):
             f.call_address(head.incref, array.value)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from gemmery import api
+from gemmery.distributed import arriving
 from gemmery.distributed.groups import capturing, exchange, spans, timeout
 from gemmery.errors import DeviceError
 
@@ -64,6 +65,7 @@ class Gather(PeerBuffer):
         """Allocate a buffer for the rows of all ranks."""
         super().__init__(group, (sum(rows), x.shape[1]), x)
         self.rows, self.places = rows, spans(rows)
+        self._launches: dict[object, arriving.ArrivingProduct | None] = {}
 
     def __call__(self, x: Any, w: Any, keep: bool) -> tuple[Any, Any]:
         """Return the product, and the gathered rows if they are kept."""
@@ -74,14 +76,20 @@ class Gather(PeerBuffer):
         with torch.cuda.stream(self.side):
             for peer in self.others:
                 self.push(peer, x, self.places[self.rank])
+        launch = None
+        if arriving.INSIDE:
+            launch = arriving.prepared(self._launches, full, w, out, self.rank, self.rows)
+        if launch is not None:
+            flags = self.handle.signal_pad_ptrs[self.rank] + 4 * ARRIVED * self.ranks
+            launch(x, full, w, out, main.cuda_stream, flags, self.timeout / 1e3)
         groups = grouped(self.rank, self.rows, 2.0 * x.shape[1] * w.shape[1])
-        if keep or len(groups) == 1:
+        if keep or (launch is None and len(groups) == 1):
             full[self.places[self.rank]].copy_(x)
         for sources in groups:
             for source in sources:
                 if source != self.rank:
                     self.wait(source, ARRIVED)
-            for rows in joined([self.places[source] for source in sources]):
+            for rows in joined([self.places[source] for source in sources]) if launch is None else ():
                 own = len(groups) > 1 and sources == [self.rank]
                 multiply(x if own else full[rows], w, out=out[rows])
         stored = full.clone() if keep else x.new_empty((0, x.shape[1]))

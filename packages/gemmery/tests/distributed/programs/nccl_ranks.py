@@ -31,7 +31,7 @@ START = time.perf_counter()
 
 
 def say(rank, *words):
-    print(f"rank {rank}, {time.perf_counter() - START:.1f} s:", *words, file=sys.stderr, flush=True)
+    sys.stderr.write(f"rank {rank}, {time.perf_counter() - START:.1f} s: {' '.join(map(str, words))}\n")
 
 
 def integers(seed, *shape):

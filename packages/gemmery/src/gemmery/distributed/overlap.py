@@ -24,6 +24,7 @@ _distributed: Any = dist  # parts of PyTorch have no types
 _torch: Any = torch
 _library: Any = torch.library
 multiply: Any = api.matmul
+LEAST_ON_CORES = 2.0e10  # as LEAST_WORK of peers.py: 0.2 s of a core, where a second product packs w again
 
 
 def all_gather_matmul(x: Any, w: Any, group: Any = None, rows: Sequence[int] | None = None) -> Any:
@@ -110,16 +111,15 @@ def swap(outgoing: Any, incoming: Any, to: int, source: int, group: Any) -> list
     return _distributed.batch_isend_irecv(operations) if operations else []
 
 
-def _arriving(x: Any, rows: Sequence[int], group: Any) -> tuple[Any, list[tuple[int, list[Any]]]]:
-    """Start to gather rows; return the tensor of all, and (rank, what to wait for) in the order of arrival."""
+def _arriving(x: Any, rows: Sequence[int], group: Any) -> tuple[Any, dict[int, list[Any]]]:
+    """Start to gather rows; return the tensor of all but the own ones, and what to wait for, by rank."""
     rank, ranks = group.rank(), group.size()
     x, places = x.contiguous(), spans(rows)
     full = x.new_empty((sum(rows), x.shape[1]))
-    full[places[rank]].copy_(x)
-    waits: list[tuple[int, list[Any]]] = [(rank, [])]
+    waits = {}
     for away in range(1, ranks):
         to, source = (rank + away) % ranks, (rank - away) % ranks
-        waits.append((source, swap(x, full[places[source]], to, source, group)))
+        waits[source] = swap(x, full[places[source]], to, source, group)
     return full, waits
 
 
@@ -135,11 +135,13 @@ def _gather(x: Any, w: Any, rows: Sequence[int], name: str, keep: bool) -> tuple
         if space is not None:
             result: tuple[Any, Any] = space(x, w, keep)
             return result
+    rank, places = group.rank(), spans(rows)
     full, waits = _arriving(x, rows, group)
-    out, places = x.new_empty((sum(rows), w.shape[1])), spans(rows)
-    for source, works in waits:
-        _finished(works)
-        multiply(full[places[source]], w, out=out[places[source]])
+    out = x.new_empty((sum(rows), w.shape[1]))
+    groups = peers.grouped(rank, rows, 2.0 * x.shape[1] * w.shape[1], least=_least(x))
+    if keep or len(groups) == 1:
+        full[places[rank]].copy_(x)
+    peers.multiply_arriving(groups, rank, places, x, full, w, out, lambda peer: _finished(waits[peer]))
     return out, full if keep else x.new_empty((0, x.shape[1]))
 
 
@@ -150,31 +152,42 @@ def _scatter(x: Any, w: Any, rows: Sequence[int], name: str) -> Any:
         if space is not None:
             return space(x, w)
     rank, ranks, places = group.rank(), group.size(), spans(rows)
-    parts = x.new_empty((ranks, rows[rank], w.shape[1]))
-    works, stored = [], []
-    for away in range(1, ranks):
-        to, source = (rank + away) % ranks, (rank - away) % ranks
-        stored.append(multiply(x[places[to]], w))  # as long as it is sent
-        works += swap(stored[-1], parts[source], to, source, group)
-    multiply(x[places[rank]], w, out=parts[rank])
+    products = x.new_empty((x.shape[0], w.shape[1]))
+    parts = [products[places[rank]] if peer == rank else x.new_empty((rows[rank], w.shape[1])) for peer in range(ranks)]
+    works = []
+    for peers_of_product in peers.grouped(rank, rows, 2.0 * x.shape[1] * w.shape[1], last=True, least=_least(x)):
+        for cut in peers.joined([places[peer] for peer in peers_of_product]):
+            multiply(x[cut], w, out=products[cut])
+        for to in peers_of_product:
+            source = (2 * rank - to) % ranks
+            if to != rank:
+                works += swap(products[places[to]], parts[source], to, source, group)
     _finished(works)
     return added(parts)
 
 
-def added(parts: Any) -> Any:
-    """Return the sum over the first dimension, in the order of ranks; narrow floats are added in float32."""
-    narrow = parts.dtype.is_floating_point and parts.dtype.itemsize < 4
-    total = parts[0].to(torch.float32 if narrow else parts.dtype, copy=True)
-    for part in parts[1:]:
-        total += part
-    return total.to(parts.dtype)
+def _least(x: Any) -> float:
+    """Return the operations of a product below which fewer products of more rows take less time."""
+    return peers.LEAST_WORK if x.is_cuda else LEAST_ON_CORES
+
+
+def added(parts: Sequence[Any]) -> Any:
+    """Return the sum of tensors in the order of ranks; narrow floats are added in float32."""
+    kind = parts[0].dtype
+    narrow = kind.is_floating_point and kind.itemsize < 4
+    total = parts[0].to(torch.float32) if narrow else parts[0]
+    for i, part in enumerate(parts[1:]):
+        total = total + part if i == 0 else total.add_(part)
+    return total.to(kind)
 
 
 @_library.custom_op("gemmery::gathered_rows", mutates_args=())  # type: ignore[untyped-decorator,unused-ignore]
 def gathered_rows(x: torch.Tensor, rows: Sequence[int], group: str) -> torch.Tensor:
     """Return the rows of every rank, for gradients."""
-    full, waits = _arriving(x, list(rows) or [x.shape[0]] * resolve(group).size(), resolve(group))
-    for _, works in waits:
+    counts, ranks = list(rows) or [x.shape[0]] * resolve(group).size(), resolve(group)
+    full, waits = _arriving(x, counts, ranks)
+    full[spans(counts)[ranks.rank()]].copy_(x)
+    for works in waits.values():
         _finished(works)
     gathered: torch.Tensor = full
     return gathered

@@ -88,7 +88,7 @@ def inside(monkeypatch, rows, **options):
     return gathered(monkeypatch, rows, **options)
 
 
-@pytest.mark.many(3)
+@pytest.mark.many(4)
 @pytest.mark.parametrize("call", [gathered, inside, scattered])
 @pytest.mark.parametrize(("rows", "least"), CASES, ids=str)
 def test_devices_that_hand_over_rows_and_sums(monkeypatch, call, rows, least):
@@ -108,7 +108,7 @@ WAITS = (
 )
 
 
-@pytest.mark.many(4)
+@pytest.mark.many(5)
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize(
     ("call", "missing"),

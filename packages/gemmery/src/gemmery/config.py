@@ -4,7 +4,7 @@
 | --- | --- |
 | `GEMMERY_NUM_THREADS` | number of threads that a product may use (default: the cores this process may run on) |
 | `OMP_NUM_THREADS`, `SLURM_CPUS_PER_TASK` | most threads of a product, where `GEMMERY_NUM_THREADS` is not set |
-| `MPI_LOCALNRANKS`, `OMPI_COMM_WORLD_LOCAL_SIZE` | processes of an MPI job that share the cores, where none is bound to some |
+| `MPI_LOCALNRANKS`, `OMPI_COMM_WORLD_LOCAL_SIZE` | processes of an MPI job, which share unbound cores |
 | `GEMMERY_CACHE_DIR` | folder of compiled kernels (default: the user's cache folder) |
 | `GEMMERY_ISA` | `avx512`, `avx2`, `generic`; on ARM `sve_512`, `sve_256`, `neon_mmla`, ...: no instruction beyond it |
 | `GEMMERY_FAST_ENTRY` | `off`: without the compiled fast entry of `matmul`, `gemm` and `gemv` |

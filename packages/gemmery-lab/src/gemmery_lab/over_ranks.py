@@ -139,13 +139,12 @@ class TorchClock(RankClock):
         product: Any = gm.matmul
         gather = partial(self.dist.all_gather_into_tensor, gathered, x)
         mine = partial(gd.all_gather_matmul, x, w, rows=rows)
-        one_launch = {"gd.all_gather_matmul, one launch": partial(_inside, mine)} if self.kind == "nccl" else {}
         return {
             ALONE: partial(product, full, w),
             "gather alone": gather,
             "gather, then gm.matmul": lambda: (gather(), product(gathered, w)),
             "gd.all_gather_matmul": mine,
-            **one_launch,
+            **({"gd.all_gather_matmul, one launch": partial(_inside, mine)} if self.kind == "nccl" else {}),
             "gd.matmul_reduce_scatter": partial(gd.matmul_reduce_scatter, tall, wide, rows=rows),
         }
 

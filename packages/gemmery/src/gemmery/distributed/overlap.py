@@ -111,18 +111,6 @@ def swap(outgoing: Any, incoming: Any, to: int, source: int, group: Any) -> list
     return _distributed.batch_isend_irecv(operations) if operations else []
 
 
-def _arriving(x: Any, rows: Sequence[int], group: Any) -> tuple[Any, dict[int, list[Any]]]:
-    """Start to gather rows; return the tensor of all but the own ones, and what to wait for, by rank."""
-    rank, ranks = group.rank(), group.size()
-    x, places = x.contiguous(), spans(rows)
-    full = x.new_empty((sum(rows), x.shape[1]))
-    waits = {}
-    for away in range(1, ranks):
-        to, source = (rank + away) % ranks, (rank - away) % ranks
-        waits[source] = swap(x, full[places[source]], to, source, group)
-    return full, waits
-
-
 def _finished(works: list[Any]) -> None:
     for work in works:
         work.wait()
@@ -135,13 +123,16 @@ def _gather(x: Any, w: Any, rows: Sequence[int], name: str, keep: bool) -> tuple
         if space is not None:
             result: tuple[Any, Any] = space(x, w, keep)
             return result
-    rank, places = group.rank(), spans(rows)
-    full, waits = _arriving(x, rows, group)
-    out = x.new_empty((sum(rows), w.shape[1]))
+    rank, ranks, places = group.rank(), group.size(), spans(rows)
+    x, waits = x.contiguous(), {}
+    full, out = (x.new_empty((sum(rows), side)) for side in (x.shape[1], w.shape[1]))
+    for away in range(1, ranks):
+        to, source = (rank + away) % ranks, (rank - away) % ranks
+        waits[source] = swap(x, full[places[source]], to, source, group)
     groups = peers.grouped(rank, rows, 2.0 * x.shape[1] * w.shape[1], least=_least(x))
     if keep or len(groups) == 1:
         full[places[rank]].copy_(x)
-    peers.multiply_arriving(groups, rank, places, x, full, w, out, lambda peer: _finished(waits[peer]))
+    peers.multiply_arriving(rank, rows, groups, x, full, w, out, lambda peer: _finished(waits[peer]))
     return out, full if keep else x.new_empty((0, x.shape[1]))
 
 
@@ -181,18 +172,6 @@ def added(parts: Sequence[Any]) -> Any:
     return total.to(kind)
 
 
-@_library.custom_op("gemmery::gathered_rows", mutates_args=())  # type: ignore[untyped-decorator,unused-ignore]
-def gathered_rows(x: torch.Tensor, rows: Sequence[int], group: str) -> torch.Tensor:
-    """Return the rows of every rank, for gradients."""
-    counts, ranks = list(rows) or [x.shape[0]] * resolve(group).size(), resolve(group)
-    full, waits = _arriving(x, counts, ranks)
-    full[spans(counts)[ranks.rank()]].copy_(x)
-    for works in waits.values():
-        _finished(works)
-    gathered: torch.Tensor = full
-    return gathered
-
-
 @_library.custom_op("gemmery::all_gather_matmul", mutates_args=())  # type: ignore[untyped-decorator,unused-ignore]
 def gather_operator(
     x: torch.Tensor, w: torch.Tensor, rows: Sequence[int], group: str, keep: bool
@@ -206,11 +185,6 @@ def scatter_operator(x: torch.Tensor, w: torch.Tensor, rows: Sequence[int], grou
     """Return this rank's rows of the sum of x @ w over ranks."""
     part: torch.Tensor = _scatter(x, w, rows, group)
     return part
-
-
-@gathered_rows.register_fake  # type: ignore[untyped-decorator,unused-ignore]
-def _(x: Any, rows: Any, group: str) -> Any:
-    return x.new_empty((sum(rows) if rows else x.shape[0] * resolve(group).size(), x.shape[1]))
 
 
 @gather_operator.register_fake  # type: ignore[untyped-decorator,unused-ignore]
@@ -239,7 +213,8 @@ def _gather_backward(ctx: Any, grad: Any, grad_full: Any) -> tuple[Any, ...]:
     if ctx.needs_input_grad[0]:
         grad_x = scatter_operator(grad, w.mH, ctx.rows, ctx.group)
     if ctx.needs_input_grad[1]:
-        grad_w = torch.ops.aten.mm(gathered_rows(x, ctx.rows, ctx.group).mH, grad)
+        full = gather_operator(x, w[:, :0], ctx.rows, ctx.group, True)[1]
+        grad_w = torch.ops.aten.mm(full.mH, grad)
     return grad_x, grad_w, None, None, None
 
 

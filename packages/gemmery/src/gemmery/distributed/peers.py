@@ -76,9 +76,8 @@ class Gather(PeerBuffer):
         with torch.cuda.stream(self.side):
             for peer in self.others:
                 self.push(peer, x, self.places[self.rank])
-        launch = None
-        if arriving.INSIDE:
-            launch = arriving.prepared(self._launches, full, w, out, self.rank, self.rows)
+        inside = arriving.INSIDE
+        launch = arriving.prepared(self._launches, full, w, out, self.rank, self.rows) if inside else None
         groups = grouped(self.rank, self.rows, 2.0 * x.shape[1] * w.shape[1])
         if keep or (launch is None and len(groups) == 1):
             full[self.places[self.rank]].copy_(x)
@@ -88,7 +87,7 @@ class Gather(PeerBuffer):
             for peer in self.others:
                 self.wait(peer, ARRIVED)
         else:
-            multiply_arriving(groups, self.rank, self.places, x, full, w, out, lambda peer: self.wait(peer, ARRIVED))
+            multiply_arriving(self.rank, self.rows, groups, x, full, w, out, lambda peer: self.wait(peer, ARRIVED))
         stored = full.clone() if keep else x.new_empty((0, x.shape[1]))
         for peer in self.others:
             self.tell(peer, FREE)
@@ -133,27 +132,26 @@ class Scatter(PeerBuffer):
 
 
 def multiply_arriving(
-    groups: Sequence[Sequence[int]],
     rank: int,
-    places: Sequence[slice],
+    rows: Sequence[int],
+    groups: list[list[int]],
     x: Any,
     full: Any,
     w: Any,
     out: Any,
-    wait: Callable[[int], None],
+    wait: Callable[..., None],
 ) -> None:
     """Multiply the rows of each group of ranks into `out`, when they have come to `full`; own ones alone are x."""
+    places = spans(rows)
     for sources in groups:
         for source in sources:
             if source != rank:
                 wait(source)
-        for rows in joined([places[source] for source in sources]):
-            multiply(x if list(sources) == [rank] else full[rows], w, out=out[rows])
+        for cut in joined([places[source] for source in sources]):
+            multiply(x if sources == [rank] else full[cut], w, out=out[cut])
 
 
-def grouped(
-    rank: int, rows: Sequence[int], work_a_row: float, last: bool = False, least: float = 0.0
-) -> list[list[int]]:
+def grouped(rank: int, rows: Sequence[int], work_a_row: float, last: bool = False, least: float = 0) -> list[list[int]]:
     """Return whose rows are multiplied together: own ones first (or last), the others as they come.
 
     Each product has at least `least` operations, by default LEAST_WORK: small ones are one product of all rows.

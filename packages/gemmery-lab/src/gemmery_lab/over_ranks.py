@@ -36,16 +36,13 @@ QUEUING = 400_000  # cycles, 0.2 ms on an H200: hosts wake up to 70 us apart, an
 
 
 class CpuOfRanks(Cpu):
-    """The CPU of all ranks of a launch: one rank's work is no load for another."""
-
-    def __init__(self, ranks: tuple[int, ...]) -> None:
-        """Take the processes of the ranks."""
-        super().__init__()
-        self._ranks = ranks
+    """The CPU of all ranks of a launch, which have one parent: the work of one is no load for another."""
 
     def children(self) -> tuple[int, ...]:
-        """Return the processes of the other ranks."""
-        return tuple(process for process in self._ranks if process != os.getpid())
+        """Return the processes of the other ranks, where the system tells them."""
+        siblings = Path(f"/proc/{os.getppid()}/task/{os.getppid()}/children")
+        every = siblings.read_text().split() if siblings.exists() else []
+        return tuple(process for process in map(int, every) if process != os.getpid())
 
 
 class RankClock:
@@ -57,10 +54,6 @@ class RankClock:
 
     def slowest(self, seconds: float) -> float:
         """Wait for all ranks and return the largest of their numbers."""
-        raise NotImplementedError
-
-    def processes(self) -> tuple[int, ...]:
-        """Return the processes of all ranks, by their numbers on this host."""
         raise NotImplementedError
 
     def calls(self, function: Callable[[], Any]) -> Callable[[], float]:
@@ -121,12 +114,6 @@ class TorchClock(RankClock):
         number = self.torch.tensor(seconds, dtype=self.torch.float64, device=self.device)
         self.dist.all_reduce(number, self.dist.ReduceOp.MAX)
         return float(number.item())
-
-    def processes(self) -> tuple[int, ...]:
-        """Return the processes of all ranks."""
-        every: list[Any] = [None] * self.ranks
-        self.dist.all_gather_object(every, os.getpid())
-        return tuple(every)
 
     def calls(self, function: Callable[[], Any]) -> Callable[[], float]:
         """Return the function that calls once; on a GPU it replays a graph of the call."""
@@ -203,10 +190,6 @@ class MpiClock(RankClock):
         """Wait for all ranks and return the largest of their numbers."""
         return float(self.comm.allreduce(seconds, self.mpi.MAX))
 
-    def processes(self) -> tuple[int, ...]:
-        """Return the processes of all ranks."""
-        return tuple(self.comm.allgather(os.getpid()))
-
     def products(self, n: int, dtype: str) -> dict[str, Callable[[], Any]]:
         """Return the products of squares of side n, and the product of one rank alone."""
         part = n // self.ranks
@@ -264,7 +247,7 @@ def distributed(
     dtype = asked.spelled(dtype)
     if wrong := [n for n in sizes if n < 1 or n % ranks.ranks]:
         raise ArgumentError(f"workload distributed: size {wrong[0]} over {ranks.ranks} ranks: it must be a multiple")
-    with Session(CpuOfRanks(ranks.processes()), len(sizes), on_event, store if ranks.rank == 0 else None) as session:
+    with Session(CpuOfRanks(), len(sizes), on_event, store if ranks.rank == 0 else None) as session:
         for n in sizes:
             work = Work(n, n, n, dtype, dtype, name=f"{ranks.ranks} ranks of {ranks.kind}")
             session.begin(f"{DISTRIBUTED.name}: {work}")

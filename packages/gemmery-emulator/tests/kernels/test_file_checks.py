@@ -31,6 +31,7 @@ def file(tmp_path):
     return write
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize(
     ("text", "lines"),
     [

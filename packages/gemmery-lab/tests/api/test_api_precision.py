@@ -16,6 +16,8 @@ from gemmery.dispatch.cuda import ranking
 from gemmery.ladder import float32_parts
 from gemmery.problem import Problem
 
+pytestmark = pytest.mark.sampled(3)
+
 pytest.importorskip("cuda.bindings")
 RUNGS = {"f32_tensor": "split_fp16x3", "f32_strict": "split_bf16x6", "f32_plus": "split_paired"}
 SHAPE = (70, 40, 136)

@@ -12,6 +12,8 @@ from gemmery.keywords import NO_OPTIONS
 from random_functions import check
 from random_functions import function as random_function
 
+pytestmark = pytest.mark.sampled(3)
+
 pytest.importorskip("cuda.bindings")
 
 

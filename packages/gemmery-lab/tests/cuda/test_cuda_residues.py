@@ -19,6 +19,8 @@ from gemmery_lab.emulated_product import Gemm, problem_of, run_rung
 from layouts import laid
 from residue_rules import U, expected
 
+pytestmark = pytest.mark.sampled(3)
+
 pytest.importorskip("cuda.bindings")
 
 RUNG = find(CUDA, "ozaki_int8")

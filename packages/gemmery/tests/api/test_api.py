@@ -50,6 +50,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("one", "two"), SHAPES, ids=str)
 def test_broadcasting_and_vectors(one, two, name):

@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 from gemmery import api, dtypes
 from gemmery.api import finished
 from gemmery.api.epilogue_terms import with_kinds
+from gemmery.api.opaque import opaque
 from gemmery.arrays import view
 from gemmery.epilogues.gradient import COTANGENT, gradient
 from gemmery.epilogues.graph import EpilogueGraph, GraphBuilder, GraphOutput
@@ -20,7 +21,6 @@ from gemmery.errors import ArgumentError
 from gemmery.torch.gradients import rows
 
 _Function: Any = torch.autograd.Function
-_as_it_is: Callable[[Callable[..., Any]], Callable[..., Any]] = torch.compiler.disable
 
 
 class FusedProduct:
@@ -31,7 +31,7 @@ class FusedProduct:
         self.__name__, self.__doc__ = self.epilogue.__name__, self.epilogue.__doc__
         self._forward: dict[int, Epilogue] = {}
 
-    @_as_it_is
+    @opaque
     def __call__(self, x: Any, weight: Any, **operands: Any) -> Any:
         """Return the epilogue's results for x @ weight, or for x @ weight[0] and x @ weight[1]; all have gradients.
 

@@ -17,8 +17,8 @@ SAY = "import sys; from gemmery_lab.over_ranks import CpuOfRanks; input(); print
 @pytest.mark.skipif(not CHILDREN.exists(), reason="this system does not list the children of a process")
 def test_the_work_of_one_rank_is_no_load_for_another():
     ranks = [
-        subprocess.Popen([sys.executable, "-c", SAY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
+        subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for code in (SAY, "input()")
     ]
     numbers = [str(rank.pid) for rank in ranks]
     said = ranks[0].communicate("\n")[0].split()

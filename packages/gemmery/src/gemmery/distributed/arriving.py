@@ -78,7 +78,7 @@ def prepared(
     key = of_w.shape, of_w.strides, of_w.pointer % tensormaps.ALIGNMENT
     if key not in kept:
         kept[key] = None
-        if len(set(rows)) == 1:
+        if len(set(rows)) == 1 and all(of_w.shape):
             with suppress(RefusedError, LayoutError):
                 kept[key] = ArrivingProduct(full, w, out, rank, rows[0])
     return kept[key]

@@ -71,14 +71,14 @@ def gathering(problem: Problem, config: Config, rows: int) -> Geometry:
 
 
 def prepared(
-    kept: dict[object, ArrivingProduct | None], full: Any, w: Any, out: Any, rank: int, rows: tuple[int, ...]
+    launches: dict[object, ArrivingProduct | None], full: Any, w: Any, out: Any, rank: int, rows: tuple[int, ...]
 ) -> ArrivingProduct | None:
-    """Return the launch for operands of this kind, which is `kept`, or None where two products must do."""
+    """Return the launch for operands of this kind, which `launches` keep, or None where two products must do."""
     of_w = view(w)
     key = of_w.shape, of_w.strides, of_w.pointer % tensormaps.ALIGNMENT
-    if key not in kept:
-        kept[key] = None
+    if key not in launches:
+        launches[key] = None
         if len(set(rows)) == 1 and all(of_w.shape):
             with suppress(RefusedError, LayoutError):
-                kept[key] = ArrivingProduct(full, w, out, rank, rows[0])
-    return kept[key]
+                launches[key] = ArrivingProduct(full, w, out, rank, rows[0])
+    return launches[key]

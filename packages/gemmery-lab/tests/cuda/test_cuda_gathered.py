@@ -183,10 +183,12 @@ def test_a_rank_launches_it_with_its_own_rows_where_they_lie(monkeypatch):
     wide[:rows], wide[2 * rows :] = whole[:rows], whole[2 * rows :]  # not those of rank 1
     x, full, b, out = (card.put(each, "f16") for each in (whole[rows : 2 * rows], wide, w, np.zeros((4 * rows, n))))
     flags = card.put(np.array([1, 0, 1, 1]), "int32")
-    assert arriving.prepared({}, full, b.T, out, 1, (rows, rows, rows, rows - 1)) is None
+    assert arriving.prepared({}, x, full, b.T, out, 1, (rows, rows, rows, rows - 1)) is None
     nothing = card.empty((k, 0), "f16"), card.empty((4 * rows, 0), "f16")
-    assert arriving.prepared({}, full, *nothing, 1, (rows,) * 4) is None
-    launch = arriving.prepared({}, full, b.T, out, 1, (rows,) * 4)
+    assert arriving.prepared({}, x, full, *nothing, 1, (rows,) * 4) is None
+    beside = card.put(whole[:rows], "f16", beside=2)  # of an address that no tensor map has
+    assert arriving.prepared({}, beside, full, b.T, out, 1, (rows,) * 4) is None
+    launch = arriving.prepared({}, x, full, b.T, out, 1, (rows,) * 4)
     launch(x, full, b.T, out, 0, flags.memory.pointer, 60.0)
     assert (card.launched, card.findings) == (["wgmma_gathered"], [])
     assert np.array_equal(out.numbers, whole.astype("f4") @ w.T.astype("f4"))

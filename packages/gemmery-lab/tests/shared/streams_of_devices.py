@@ -212,7 +212,7 @@ class Host:
         patch.setattr(_symmetric_memory, "empty", self._symmetric_memory)
         patch.setattr(_symmetric_memory, "rendezvous", self._rendezvous)
 
-    def launch_inside(self, kept, full, w, out, rank, rows):
+    def launch_inside(self, launches, own, full, w, out, rank, rows):
         """Stand in for `arriving.prepared`: a launch that multiplies its own rows, then the others' as they come."""
         ends = np.cumsum([0, *rows])
 

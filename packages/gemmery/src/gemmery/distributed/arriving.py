@@ -71,10 +71,18 @@ def gathering(problem: Problem, config: Config, rows: int) -> Geometry:
 
 
 def prepared(
-    launches: dict[object, ArrivingProduct | None], full: Any, w: Any, out: Any, rank: int, rows: tuple[int, ...]
+    launches: dict[object, ArrivingProduct | None],
+    x: Any,
+    full: Any,
+    w: Any,
+    out: Any,
+    rank: int,
+    rows: tuple[int, ...],
 ) -> ArrivingProduct | None:
     """Return the launch for operands of this kind, which `launches` keep, or None where two products must do."""
     of_w = view(w)
+    if view(x).pointer % tensormaps.ALIGNMENT:
+        return None
     key = of_w.shape, of_w.strides, of_w.pointer % tensormaps.ALIGNMENT
     if key not in launches:
         launches[key] = None

@@ -77,7 +77,7 @@ class Gather(PeerBuffer):
             for peer in self.others:
                 self.push(peer, x, self.places[self.rank])
         inside = arriving.INSIDE
-        launch = arriving.prepared(self._launches, full, w, out, self.rank, self.rows) if inside else None
+        launch = arriving.prepared(self._launches, x, full, w, out, self.rank, self.rows) if inside else None
         groups = grouped(self.rank, self.rows, 2.0 * x.shape[1] * w.shape[1])
         if keep or (launch is None and len(groups) == 1):
             full[self.places[self.rank]].copy_(x)

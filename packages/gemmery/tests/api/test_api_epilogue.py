@@ -419,7 +419,7 @@ def test_calls_that_a_recipe_must_not_take():
     assert epilogue.recipes
     np.testing.assert_array_equal(gm.matmul(a, b, epilogue=epilogue(r=r, s=2)), first)
     for wrong in ({"r": r}, {"r": r, "s": 2.0, "t": 1}, {"r": r, "t": 1}):
-        with pytest.raises(gm.ArgumentError, match="'[st]'"):
+        with pytest.raises(gm.ArgumentError, match=r"'[st]'"):
             gm.matmul(a, b, epilogue=epilogue, operands=wrong)
     with pytest.raises(gm.DTypeError, match="complex"):
         gm.matmul(a, b, epilogue=epilogue(r=r, s=2j))

@@ -24,6 +24,7 @@ from gemmery.errors import ArgumentError
 from operands import random
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
+jax.config.update("jax_cuda_visible_devices", "0")
 jnp = jax.numpy
 
 from jax.extend.core import jaxprs_in_params  # noqa: E402 # after the skip

@@ -471,7 +471,14 @@ def device_part(
         beside |= texts | {PRELUDE: _prelude(tuple(of_library), complex_numbers) + _declared(names)}
         try:
             ptx = nvrtc.ptx_alone(
-                whole, program.name, expression(kernel), arch, passed, beside, (*toolkit, *program.wheels), first=PRELUDE
+                whole,
+                program.name,
+                expression(kernel),
+                arch,
+                passed,
+                beside,
+                (*toolkit, *program.wheels),
+                first=PRELUDE,
             )
         except CompileError as error:
             unknown = [] if names else program.unknown(str(error))

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import re
+import signal
 import struct
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from threading import RLock
-from time import perf_counter_ns
+from threading import Event, RLock, Thread, get_ident
+from time import perf_counter, perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from gemmery_emulator.arguments import BoundArguments
 from gemmery_emulator.kernels import host_part
 from gemmery_emulator.kernels.blas_calls import BlasCalls
 from gemmery_emulator.kernels.device_heap import DeviceHeap
-from gemmery_emulator.kernels.device_part import program_of
+from gemmery_emulator.kernels.device_part import SourceProgram, program_of
 from gemmery_emulator.kernels.kernel import CompiledKernel, compiled_kernel, read_source, run_launch
 from gemmery_emulator.kernels.kernel_run import KernelRun
 from gemmery_emulator.kernels.launch_checks import architecture
@@ -39,6 +40,8 @@ STOP = -(1 << 62)
 FAULT = 1 << 62  # marks the address of a fault of the host's
 INVALID, NO_MEMORY, CONFIGURATION, SYMBOL, DIRECTION, UNKNOWN = 1, 2, 9, 13, 21, 999  # CUDA's errors
 MEMORY = 8 << 30  # bytes of device memory, whatever the card has
+SECONDS = 60.0  # of the host part's own code, without launches and copies
+MOST_LAUNCHES = 100_000
 KINDS = ("host to host", "host to device", "device to host", "device to device", "default")
 
 
@@ -74,16 +77,45 @@ class Runtime(BlasCalls):
     known: dict[tuple[Any, ...], float] = field(default_factory=dict)  # predicted seconds, by launch
     clock: float = 0.0  # predicted seconds so far
     error: BaseException | None = None
+    own: float = 0.0  # seconds of the host part's own code, up to ...
+    left: float | None = field(default_factory=perf_counter)  # ... when it went on; None in a call
     lock: AbstractContextManager[object] = field(default_factory=RLock)
 
     def call(self, what: bytes, values: Any, count: int) -> int:
         """Answer a call of the host part; an error of Python's ends the program, and is raised again after it."""
         try:
             with self.lock:  # of the host part's threads
+                self.own, self.left = self.seconds, None
                 return int(getattr(self, f"on_{what.decode()}")(*values[:count]))
         except BaseException as error:  # also KeyboardInterrupt: none may pass through frames of C
             self.error = error
             return STOP
+        finally:
+            self.left = perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the host part's own code."""
+        left = self.left
+        return self.own + (perf_counter() - left if left is not None else 0)
+
+    @contextmanager
+    def watched(self, seconds: float) -> Iterator[None]:
+        """Send this thread a signal again and again, once the host part's own code has run for `seconds`."""
+        thread, done = get_ident(), Event()
+
+        def watch() -> None:
+            while not done.wait(0.005 if self.seconds > seconds else min(0.2, seconds)):
+                if self.seconds > seconds:
+                    signal.pthread_kill(thread, signal.SIGVTALRM)
+
+        watcher = Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            done.set()
+            watcher.join()
 
     def note(self, line: int, words: str) -> None:
         """Keep a fault of the host part."""
@@ -228,6 +260,8 @@ class Runtime(BlasCalls):
         self, name: int, parameters: int, pretty: int, line: int, launch: int, at: int, sizes: int, count: int
     ) -> int:
         """Run a kernel."""
+        if sum(self.launches.values()) >= MOST_LAUNCHES:
+            raise EmulationError(f"{self.name}: {MOST_LAUNCHES:,} launches: a loop of main() may not end; shorten it")
         called = _instance(_text(name), _text(parameters).split(" "), _text(pretty))
         *sides, shared = struct.unpack("9IQ", ctypes.string_at(launch, struct.calcsize("9IQ")))
         grid, block, cluster = (_three(sides[place : place + 3]) for place in (0, 3, 6))
@@ -270,6 +304,7 @@ class Runtime(BlasCalls):
                 self.known[key[:4]] = run.predict(self.predicting).seconds
             self.clock += self.known[key[:4]]
         self.launches[called] = self.launches.get(called, 0) + 1
+        run = replace(run, left_out=())  # the host part runs, too
         self.totals[called] = self.totals[called] + run if called in self.totals else run
 
     # The device, and time.
@@ -330,12 +365,14 @@ def run_program(
     options: Sequence[str] = (),
     card: str = "",
     check: bool = True,
+    seconds: float = SECONDS,
 ) -> ProgramRun:
     """Compile and run a whole CUDA C++ program without a GPU, with `arguments` for its main().
 
     The host part is compiled by the host's own compiler of C++ and runs in this process; `options` are those of both
     compilers (-D, -I), and other files of the host part ("other.cpp"). Times of events are those of
-    this process, or with `card` the predicted times of the launches on that card.
+    this process, or with `card` the predicted times of the launches on that card. After `seconds` of its own code, without
+    launches and copies, main() is ended, with a note.
 
     Raises InstallError without a compiler, CompileError with its words, and the errors of gm.emulate.
     """
@@ -348,25 +385,45 @@ def run_program(
         raise CompileError(f"{name} has no main(): call its kernels by gm.emulate, or `gemmery emulate` without --run")
     runtime = Runtime(text, name, folder, arch, device_options, cards.card(card or arch.rstrip("af")), card, check)
     with host_part.build_folder() as into:
-        try:
-            built = ctypes.CDLL(str(host_part.library(program, folder, options, Path(into))))
-        except OSError as error:
-            what = str(error).rpartition(": ")[2]
-            rest = "other files of the program are given as options, such as --option other.cpp"
-            raise CompileError(f"the host part of {name} does not link: {what}; {rest}") from None
+        built = _linked(program, folder, options, Path(into))
         called = ctypes.CFUNCTYPE(ctypes.c_longlong, ctypes.c_char_p, ctypes.POINTER(ctypes.c_longlong), ctypes.c_int)
         answer = called(runtime.call)  # lives until main() has returned
         words = [name.encode(), *(each.encode() for each in arguments)]
         passed = (ctypes.c_char_p * (len(words) + 1))(*words, None)
         fault = ctypes.c_longlong(0)
         entry = ctypes.cast(built.main, ctypes.c_void_p)
-        status = int(built.gemmery_run(answer, entry, len(words), passed, ctypes.byref(fault)))
+        with runtime.watched(seconds):
+            status = int(built.gemmery_run(answer, entry, len(words), passed, ctypes.byref(fault)))
     if runtime.error is not None:
         raise runtime.error
+    if fault.value == signal.SIGINT:
+        raise KeyboardInterrupt
+    if fault.value == signal.SIGVTALRM:
+        rest = "a loop of the host may not end; give it more by seconds= (--seconds), or shorten it"
+        runtime.note(0, f"{name}: main() was ended after {seconds:g} seconds of its own code, without launches: {rest}")
     if fault.value & FAULT:
         runtime.note(0, _fault(runtime, fault.value & ~FAULT))
     runs = tuple(runtime.totals.values())
     return ProgramRun(status, runs, runtime.launches, tuple(runtime.notes), runtime.clock if card else None)
+
+
+def _linked(program: SourceProgram, folder: Path | None, options: Sequence[str], into: Path) -> ctypes.CDLL:
+    """The host part as a library, with the files of host code beside it that define what it lacks."""
+    known = list[str]()
+    beside = [each for ending in host_part.OTHERS for each in sorted(folder.glob(f"*{ending}"))] if folder else []
+    while True:
+        try:
+            return ctypes.CDLL(str(host_part.library(program, folder, [*options, *known], into)))
+        except OSError as error:
+            what = str(error).rpartition(": ")[2]
+            defines = re.compile(rf"^(?:[\w ].*\b)?{re.escape(_plain(what))}\s*\([^;{{]*\)\s*\{{", re.MULTILINE)
+            texts = {str(each): each.read_text(encoding="utf-8", errors="replace") for each in beside}
+            others = [each for each, text in texts.items() if defines.search(text) and "main(" not in text]
+            if len(others) == 1 and others[0] not in known and others[0] not in options:
+                known += others
+                continue
+            rest = "other files of the program are given as options, such as --option other.cpp"
+            raise CompileError(f"the host part of {program.name} does not link: {what}; {rest}") from None
 
 
 def _fault(runtime: Runtime, address: int) -> str:

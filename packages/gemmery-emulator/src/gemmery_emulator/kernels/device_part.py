@@ -41,11 +41,15 @@ _OF_THRUST = _THRUST + "".join(
 _OF_THRUST += "namespace thrust { using namespace cuda::std; }\n"
 # What `using namespace std` is for where the library for devices is included, whose sqrt() is another one than CUDA's.
 _USING = re.compile(r"\busing\s+namespace\s+std\s*;")
-_UNQUALIFIED = (
-    "array pair make_pair tuple make_tuple get tie swap move forward numeric_limits is_same enable_if enable_if_t "
-    "conditional conditional_t is_integral is_floating_point plus minus multiplies less greater equal_to lower_bound "
-    "upper_bound min_element max_element accumulate complex real imag conj norm arg polar"
-).split()
+_OF_LIBRARY = re.compile(r"\b(?:(?:array|pair|tuple|complex|numeric_limits)(?=\s*<)|make_pair|make_tuple)\b")
+_UNQUALIFIED = tuple(
+    re.findall(
+        r"\w+",
+        "array pair make_pair tuple make_tuple get tie swap move forward numeric_limits is_same enable_if enable_if_t "
+        "conditional conditional_t is_integral is_floating_point plus minus multiplies less greater equal_to "
+        "lower_bound upper_bound min_element max_element accumulate complex real imag conj norm arg polar",
+    )
+)
 # Types of the C++ library whose members stand elsewhere than in the host's.
 _MOVED = re.compile(r"\bstd\s*::\s*(complex|tuple|bitset|optional|variant)\b")
 _EMPTY = "is not here and counts as empty: in #if, the macros that it defines are not defined"
@@ -452,6 +456,8 @@ def device_part(
     every = " ".join(texts.values())
     prelude = _prelude((), "")
     needed = {word for pair in _TRAITS.findall(every) for word in pair if word and word not in _OF_HOST_LIBRARY}
+    if _USING.search(every):
+        needed |= set(_OF_LIBRARY.findall(every))
     library = needed - set(re.findall(r"\w+", prelude))
     included = {header for header, _, _ in program.includes()}
     further = (it for it in included if include.STANDARD.get(it, "?") and is_in(f"cuda/std/{it}", toolkit))
@@ -461,6 +467,11 @@ def device_part(
     empty = [*program.missing, *sorted(it for it in included if it.startswith("thrust/"))]
     empty = [it for it in empty if it not in of_library]
     beside = standard | _stand_ins(empty, every, toolkit)
+    unqualified = tuple(
+        name for name in _UNQUALIFIED if re.search(rf"\b{name}\b", every) and name not in program.by_name
+    )
+    if "complex" not in of_library:
+        unqualified = tuple(name for name in unqualified if name not in _UNQUALIFIED[_UNQUALIFIED.index("complex") :])
     if of_library:
         texts = {file: _USING.sub(lambda at: at[0].replace("std", "_gm"), text) for file, text in texts.items()}
     whole = texts.pop(program.name)
@@ -468,7 +479,7 @@ def device_part(
     complex_numbers = "#include <cuComplex.h>\n" if "omplex" in every and is_in("cuComplex.h", toolkit) else ""
     names = list[str]()
     while True:
-        beside |= texts | {PRELUDE: _prelude(tuple(of_library), complex_numbers) + _declared(names)}
+        beside |= texts | {PRELUDE: _prelude(tuple(of_library), complex_numbers, unqualified) + _declared(names)}
         try:
             ptx = nvrtc.ptx_alone(
                 whole,
@@ -500,6 +511,19 @@ def device_part(
     return DevicePart(alone, headers + program.dropped(), warnings)
 
 
+def uncut(
+    program: SourceProgram, kernel: str, arch: str, options: tuple[str, ...], toolkit: tuple[str, ...]
+) -> nvrtc.Ptx:
+    """Compile a file with all that it includes, as headers of device code need it that no parser can cut."""
+    whole = program.sources[program.name].text
+    library = tuple(it for it in _LIBRARY if is_in(f"cuda/std/{it}", toolkit))
+    beside = dict.fromkeys(include.STANDARD, "") | _stand_ins(program.missing, whole, toolkit)
+    beside |= {PRELUDE: _prelude(library, "#include <cuda.h>\n" if "cuda.h" in program.missing else "")}
+    return nvrtc.ptx_alone(
+        whole, program.name, expression(kernel), arch, options, beside, (*toolkit, *program.wheels), first=PRELUDE
+    )
+
+
 def expression(kernel: str) -> str:
     """The address of a kernel in C++, of an overload the one with its parameters.
 
@@ -525,11 +549,10 @@ def program_of(
 
 
 @lru_cache
-def _prelude(library: tuple[str, ...], first: str) -> str:
+def _prelude(library: tuple[str, ...], first: str, unqualified: tuple[str, ...] = ()) -> str:
     """What is included first; headers of the library take a second to compile."""
     lines = "".join(f"#include <cuda/std/{name}>\n" for name in library)
-    some = _UNQUALIFIED[: None if "complex" in library else _UNQUALIFIED.index("complex")]
-    also = " ".join(f"using cuda::std::{name};" for name in some)
+    also = " ".join(f"using cuda::std::{name};" for name in unqualified)
     lines += f"namespace std {{ using namespace cuda::std; }}\nnamespace _gm {{ {also} }}\n" if library else ""
     return files(__package__).joinpath("prelude.h").read_text(encoding="utf-8") + first + lines
 

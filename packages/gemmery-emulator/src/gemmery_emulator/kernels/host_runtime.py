@@ -416,7 +416,9 @@ def _linked(program: SourceProgram, folder: Path | None, options: Sequence[str],
             return ctypes.CDLL(str(host_part.library(program, folder, [*options, *known], into)))
         except OSError as error:
             what = str(error).rpartition(": ")[2]
-            defines = re.compile(rf"^(?:[\w ].*\b)?{re.escape(_plain(what))}\s*\([^;{{]*\)\s*\{{", re.MULTILINE)
+            mangled = re.match(r"_Z(\d+)(\w+)", what)
+            lacked = mangled[2][: int(mangled[1])] if mangled else what
+            defines = re.compile(rf"^(?:[\w ].*\b)?{re.escape(lacked)}\s*\([^;{{]*\)\s*\{{", re.MULTILINE)
             texts = {str(each): each.read_text(encoding="utf-8", errors="replace") for each in beside}
             others = [each for each, text in texts.items() if defines.search(text) and "main(" not in text]
             if len(others) == 1 and others[0] not in known and others[0] not in options:

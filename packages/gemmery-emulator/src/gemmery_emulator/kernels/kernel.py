@@ -218,7 +218,7 @@ def read_source(source: str | Path) -> tuple[str, str, Path | None]:
     if isinstance(source, Path):
         return _read(source), source.name, source.parent
     if hasattr(source, "encode") and "{" in source:
-        return source, SOURCE, None
+        return source.rstrip("\0"), SOURCE, None  # with which CuTe DSL ends PTX
     if hasattr(source, "encode") and source.endswith((".cu", ".ptx", ".cuh")):
         return read_source(Path(source))
     raise ArgumentError(f"source={source!r}: {FORMS}")
@@ -247,7 +247,13 @@ def compiled_kernel(
         re.match("--?(pre-)?inc|-I$", each) for each in options
     )
     compile_it = _compiled if knows else _compiled.__wrapped__
-    return compile_it(text, name, folder, kernel, arch, options, beside, toolkit)
+    try:
+        return compile_it(text, name, folder, kernel, arch, options, beside, toolkit)
+    except CompileError as error:
+        if folder is not None:
+            for other in _as_built(text, name, folder, kernel, arch, options, str(error)):
+                return other
+        raise
 
 
 @lru_cache(maxsize=64)
@@ -263,7 +269,7 @@ def _compiled(
 ) -> CompiledKernel:
     """Compile a kernel; `beside` are the headers of its own, on which it depends."""
     inside = options if folder is None else (*options, f"-I{folder}")
-    from gemmery_emulator.kernels.device_part import device_part, expression, program_of
+    from gemmery_emulator.kernels.device_part import device_part, expression, program_of, uncut
     from gemmery_emulator.kernels.source_kernels import meant
 
     program, part, ptx = program_of(text, name, options, folder, toolkit), None, None
@@ -282,24 +288,26 @@ def _compiled(
             raise CompileError(f"{_OF_NAMES.sub('', str(error)).rstrip()};\n{_WAYS}") from None
         if re.search(r'"cudaDeviceSynchronize" is undefined|kernel launch from __device__', str(error)):
             raise CompileError(f"{error}\n{LAUNCHES}") from None
-        if folder is not None:
-            for other in _as_built(program, str(error), kernel, arch, options, folder, dict(beside)):
-                return other
-        raise
+        if any(each.startswith("-I") for each in options):
+            with suppress(CompileError):
+                ptx = uncut(program, kernel, arch, options, toolkit)
+        if ptx is None:
+            raise
     lowered = prepared(ptx.text, _only(list(parsed(ptx.text, NO_WRAPPERS).kernels), ptx.entry), NO_WRAPPERS)
     return CompiledKernel(lowered, part.left_out if part else (), ptx.made_from, part.warnings if part else ())
 
 
 def _as_built(
-    program: Any, errors: str, kernel: str, arch: str, options: tuple[str, ...], folder: Path, beside: Mapping[str, str]
+    text: str, name: str, folder: Path, kernel: str, arch: str, options: tuple[str, ...], errors: str
 ) -> Iterator[CompiledKernel]:
     """Compile with macros that only the project's build defines, or as a part of the file that includes this one."""
+    from gemmery_emulator.kernels.device_part import program_of
     from gemmery_emulator.kernels.project import build_definitions, including
 
-    definitions = {
-        name: it for name, it in build_definitions(folder).items() if not any(f"-D{name}" in each for each in options)
-    }
-    text, name = program.sources[program.name].text, program.name
+    program = program_of(text, name, options, folder, include.folders())
+    definitions = build_definitions(folder)
+    for macro in [each for each in definitions if any(it.startswith(f"-D{each}=") for it in options)]:
+        del definitions[macro]
     if macros := program.built(errors, definitions):
         flags = tuple(f"-D{macro}={definitions[macro][0]}" for macro in macros)
         with suppress(CompileError):
@@ -308,7 +316,7 @@ def _as_built(
             said = f"{' '.join(flags)}: taken from the project's build ({places})"
             yield compiled._replace(warnings=(*compiled.warnings, (said, name, 1)))
     whole = including(folder, name)
-    if whole is not None and whole.name not in beside:
+    if whole is not None and whole.name not in program.sources:
         with suppress(CompileError):
             compiled = compiled_kernel(_read(whole), whole.name, whole.parent, kernel, arch, options)
             said = f"it does not compile by itself, and was compiled as a part of {whole.name}, which includes it"
@@ -338,6 +346,7 @@ def _read(path: Path) -> str:
         reason = getattr(error, "strerror", None) or error
         raise ArgumentError(f"source={str(path)!r} cannot be read ({reason}): pass the path of a file") from None
     wide = data.startswith((b"\xff\xfe", b"\xfe\xff"))
+    data = data if wide else data.rstrip(b"\0")
     if (b"\0" in data) != wide or (wide and len(data) % 2):
         raise ArgumentError(f"source={str(path)!r} is not text: pass a file of CUDA C++ or PTX")
     try:  # NVRTC reads no byte order mark, which editors of Windows write

@@ -12,48 +12,31 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
-from importlib.resources import files
+from functools import cached_property
 from pathlib import Path
 
 from gemmery.cuda import include, nvrtc
 from gemmery.errors import CompileError
 from gemmery_emulator.kernels.declarations import WORD, Declaration, Macro, Source, blanked, marks
 from gemmery_emulator.kernels.project import INCLUDE, headers_of, is_in
-
-_LIBRARY = ("algorithm", "array", "functional", "limits", "numeric", "tuple", "type_traits", "utility")
-_TRAITS = re.compile(r"\bstd\s*::\s*(\w+)|\b(numeric_limits|is_same|enable_if|conditional)")
-_OF_HOST_LIBRARY = ("string", "vector", "map", "mutex", "ostream", "unique_ptr", "shared_ptr", "function", "thread")
-# Headers of the host's libraries, which have no macros for kernels: C++'s have no dot in their names.
-_OF_HOST = re.compile(
-    r"[a-z_]+|sys/\w+\.h|(unistd|time|getopt|errno|signal|pthread|dirent|fcntl|memory|malloc|ctype|locale|wchar|inttypes"
-    r"|stdbool|stdarg|strings|omp)\.h"
+from gemmery_emulator.kernels.stand_ins import (
+    ABSENT,
+    CUB,
+    LIBRARY,
+    OF_HOST,
+    PRELUDE,
+    USING,
+    library_of,
+    prelude,
+    stand_ins,
+    types_of,
 )
+
 # Macros of libraries that mark device code, by their names.
 _MARKED = re.compile(r"[A-Z_]*(?:DEVICE|GLOBAL|KERNEL|CALLABLE|CCCL|_CG_|CUDA)[A-Z_]*")
-_CUB = "cub/cub.cuh"  # it includes host code; the headers of its parts do not
-_OF_CUB = re.compile(r"\b(Block|Warp)([A-Z]\w+)")
-# Thrust is for host code; what device code has of it is that of the library for devices.
-_THRUST = "#pragma once\n#define THRUST_VERSION 300000\n#define CUB_VERSION 300000\n"
-_OF_THRUST = _THRUST + "".join(
-    f"#include <cuda/std/{name}>\n" for name in ("complex", "functional", "tuple", "utility")
-)
-_OF_THRUST += "namespace thrust { using namespace cuda::std; }\n"
-# What `using namespace std` is for where the library for devices is included, whose sqrt() is another one than CUDA's.
-_USING = re.compile(r"\busing\s+namespace\s+std\s*;")
-_OF_LIBRARY = re.compile(r"\b(?:(?:array|pair|tuple|complex|numeric_limits)(?=\s*<)|make_pair|make_tuple)\b")
-_UNQUALIFIED = tuple(
-    re.findall(
-        r"\w+",
-        "array pair make_pair tuple make_tuple get tie swap move forward numeric_limits is_same enable_if enable_if_t "
-        "conditional conditional_t is_integral is_floating_point plus minus multiplies less greater equal_to "
-        "lower_bound upper_bound min_element max_element accumulate complex real imag conj norm arg polar",
-    )
-)
 # Types of the C++ library whose members stand elsewhere than in the host's.
 _MOVED = re.compile(r"\bstd\s*::\s*(complex|tuple|bitset|optional|variant)\b")
 _EMPTY = "is not here and counts as empty: in #if, the macros that it defines are not defined"
-PRELUDE = "gemmery_prelude.h"
 # Headers of host code that some device code includes; their packages bring them.
 _PACKAGES = {
     "cutlass/": "nvidia-cutlass",
@@ -63,22 +46,6 @@ _PACKAGES = {
     "cub/": "nvidia-cuda-cccl",
     "thrust/": "nvidia-cuda-cccl",
 }
-_HANDLES = {
-    "cublasContext": "cublasHandle_t", "cublasLtContext": "cublasLtHandle_t", "cudnnContext": "cudnnHandle_t",
-    "cusparseContext": "cusparseHandle_t", "cusolverDnContext": "cusolverDnHandle_t", "ncclComm": "ncclComm_t",
-    "curandGenerator_st": "curandGenerator_t",
-}  # fmt: skip
-_LIBRARIES = "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n" + "".join(
-    f"typedef struct {name}* {handle};\n" for name, handle in _HANDLES.items()
-)
-_MAP = "typedef struct CUtensorMap_st { alignas(64) unsigned long long opaque[16]; } CUtensorMap;\n"
-_TYPES = {
-    ("cublas", "cudnn", "torch/", "ATen/", "c10/", "nccl", "cusparse", "cusolver", "curand"): _LIBRARIES,
-    ("cufft",): "typedef float2 cufftComplex; typedef double2 cufftDoubleComplex; typedef float cufftReal;\n"
-    "typedef int cufftHandle;\n",
-    ("cuda.h", "cudaTypedefs.h"): _MAP,
-}  # of the headers of libraries, by the beginnings of their names
-_ABSENT = "gemmery_absent_"  # a variable that stays in the PTX
 UNMARKED = "--device-as-default-execution-space"
 _HOST = (
     "it is a function of the host, which nvcc refuses there: mark it __device__, or take unmarked functions as device "
@@ -194,7 +161,7 @@ class SourceProgram:
     def is_device_code(self) -> bool:
         """Whether nothing is to be left out of it."""
         headers = (header for header, _, _ in self.includes())
-        of_host = any(it.startswith("thrust/") or it == _CUB for it in headers)
+        of_host = any(it.startswith("thrust/") or it == CUB for it in headers)
         return not (self.missing or of_host or any(self.is_host(*each) for each in self._each()))
 
     def kernels(self, file: str = "") -> list[Declaration]:
@@ -385,7 +352,7 @@ class SourceProgram:
             if header.startswith(start)
         }
         lines += [f"{header} is not here: pip install {package}" for package, header in packages.items()]
-        others = [it for it in self.missing if not _OF_HOST.fullmatch(it) and it not in packages.values()]
+        others = [it for it in self.missing if not OF_HOST.fullmatch(it) and it not in packages.values()]
         if 'namespace "std" has no member' in errors:
             lines.append(HOST_CODE)
         if others and _UNKNOWN.search(errors):
@@ -454,32 +421,21 @@ def device_part(
     program.reached = program.reach(roots, set(re.findall(r"[A-Za-z_]\w*", kernel)))
     texts = program.texts()
     every = " ".join(texts.values())
-    prelude = _prelude((), "")
-    needed = {word for pair in _TRAITS.findall(every) for word in pair if word and word not in _OF_HOST_LIBRARY}
-    if _USING.search(every):
-        needed |= set(_OF_LIBRARY.findall(every))
-    library = needed - set(re.findall(r"\w+", prelude))
     included = {header for header, _, _ in program.includes()}
-    further = (it for it in included if include.STANDARD.get(it, "?") and is_in(f"cuda/std/{it}", toolkit))
-    of_library = sorted({*_LIBRARY, *further}) if library else ()
+    library, unqualified = library_of(every, included, program.by_name, toolkit)
     # The prelude has most of what kernels use of the C++ library.
-    standard = {it: text if library else "" for it, text in include.STANDARD.items()} | dict.fromkeys(of_library, "")
+    standard = {it: text if library else "" for it, text in include.STANDARD.items()} | dict.fromkeys(library, "")
     empty = [*program.missing, *sorted(it for it in included if it.startswith("thrust/"))]
-    empty = [it for it in empty if it not in of_library]
-    beside = standard | _stand_ins(empty, every, toolkit)
-    unqualified = tuple(
-        name for name in _UNQUALIFIED if re.search(rf"\b{name}\b", every) and name not in program.by_name
-    )
-    if "complex" not in of_library:
-        unqualified = tuple(name for name in unqualified if name not in _UNQUALIFIED[_UNQUALIFIED.index("complex") :])
-    if of_library:
-        texts = {file: _USING.sub(lambda at: at[0].replace("std", "_gm"), text) for file, text in texts.items()}
+    empty = [it for it in empty if it not in library]
+    beside = standard | stand_ins(empty, every, toolkit)
+    if library:
+        texts = {file: USING.sub(lambda at: at[0].replace("std", "_gm"), text) for file, text in texts.items()}
     whole = texts.pop(program.name)
     # Before the library, whose fabsf() would be another one for it.
     complex_numbers = "#include <cuComplex.h>\n" if "omplex" in every and is_in("cuComplex.h", toolkit) else ""
     names = list[str]()
     while True:
-        beside |= texts | {PRELUDE: _prelude(tuple(of_library), complex_numbers, unqualified) + _declared(names)}
+        beside |= texts | {PRELUDE: prelude(library, complex_numbers, unqualified) + _declared(names)}
         try:
             ptx = nvrtc.ptx_alone(
                 whole,
@@ -498,16 +454,16 @@ def device_part(
                 continue
             raise CompileError(f"{error}{program.notes(str(error))}") from None
         break
-    absent = [int(number) for number in sorted(set(re.findall(rf"{_ABSENT}(\d+)", ptx.text)))]
+    absent = [int(number) for number in sorted(set(re.findall(rf"{ABSENT}(\d+)", ptx.text)))]
     first = [next(it for it in program.includes() if it[0] == empty[number]) for number in absent]
-    warnings = tuple((f"{header} {_EMPTY}", file, line) for header, file, line in first if not _types_of(header))
+    warnings = tuple((f"{header} {_EMPTY}", file, line) for header, file, line in first if not types_of(header))
     warnings += tuple(program.moved()) if library else ()
     warnings += tuple(
         (f"{name} is not defined, and counts as {value}: the kernel stands in #if {condition}", file, line)
         for name, (value, condition, file, line) in guards.items()
     )
     headers = tuple(f"{header} (line {line})" for header, _, line in first)
-    alone = replace(ptx, text=re.sub(rf"^.*\b\w*{_ABSENT}\d+.*\n", "", ptx.text, flags=re.MULTILINE))
+    alone = replace(ptx, text=re.sub(rf"^.*\b\w*{ABSENT}\d+.*\n", "", ptx.text, flags=re.MULTILINE))
     return DevicePart(alone, headers + program.dropped(), warnings)
 
 
@@ -516,9 +472,9 @@ def uncut(
 ) -> nvrtc.Ptx:
     """Compile a file with all that it includes, as headers of device code need it that no parser can cut."""
     whole = program.sources[program.name].text
-    library = tuple(it for it in _LIBRARY if is_in(f"cuda/std/{it}", toolkit))
-    beside = dict.fromkeys(include.STANDARD, "") | _stand_ins(program.missing, whole, toolkit)
-    beside |= {PRELUDE: _prelude(library, "#include <cuda.h>\n" if "cuda.h" in program.missing else "")}
+    library = tuple(it for it in LIBRARY if is_in(f"cuda/std/{it}", toolkit))
+    beside = dict.fromkeys(include.STANDARD, "") | stand_ins(program.missing, whole, toolkit)
+    beside |= {PRELUDE: prelude(library, "#include <cuda.h>\n" if "cuda.h" in program.missing else "")}
     return nvrtc.ptx_alone(
         whole, program.name, expression(kernel), arch, options, beside, (*toolkit, *program.wheels), first=PRELUDE
     )
@@ -546,33 +502,3 @@ def program_of(
     for source in sources.values():
         source.macros = macros
     return SourceProgram(name, sources, empty, wheels, UNMARKED in options)
-
-
-@lru_cache
-def _prelude(library: tuple[str, ...], first: str, unqualified: tuple[str, ...] = ()) -> str:
-    """What is included first; headers of the library take a second to compile."""
-    lines = "".join(f"#include <cuda/std/{name}>\n" for name in library)
-    also = " ".join(f"using cuda::std::{name};" for name in unqualified)
-    lines += f"namespace std {{ using namespace cuda::std; }}\nnamespace _gm {{ {also} }}\n" if library else ""
-    return files(__package__).joinpath("prelude.h").read_text(encoding="utf-8") + first + lines
-
-
-def _types_of(header: str) -> str:
-    """The types of a library that kernels use, for a header that is not here."""
-    return next((text for starts, text in _TYPES.items() if header.startswith(starts)), "")
-
-
-def _stand_ins(headers: Sequence[str], text: str, toolkit: tuple[str, ...]) -> dict[str, str]:
-    """The texts in place of headers that are not here, each with a mark that it was included."""
-    texts = {}
-    uses_thrust = "thrust::" in text
-    for number, header in enumerate(headers):
-        if header.startswith("thrust/"):
-            texts[header] = _OF_THRUST if uses_thrust else _THRUST
-            continue
-        is_silent = _OF_HOST.fullmatch(header) or header == _CUB
-        mark = "" if is_silent else f"__device__ __attribute__((used)) char {_ABSENT}{number};\n"
-        texts[header] = f"#pragma once\n{_types_of(header)}{mark}"
-    parts = {(kind.lower(), re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()) for kind, name in _OF_CUB.findall(text)}
-    names = sorted(f"cub/{kind}/{kind}_{name}.cuh" for kind, name in parts)
-    return texts | {_CUB: "".join(f"#include <{name}>\n" for name in names if is_in(name, toolkit))}

@@ -10,12 +10,12 @@ import ctypes
 import re
 import signal
 import struct
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from threading import Event, RLock, Thread, get_ident
-from time import perf_counter, perf_counter_ns
+from threading import RLock
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -28,9 +28,11 @@ from gemmery_emulator.kernels import host_part
 from gemmery_emulator.kernels.blas_calls import BlasCalls
 from gemmery_emulator.kernels.device_heap import DeviceHeap
 from gemmery_emulator.kernels.device_part import SourceProgram, program_of
+from gemmery_emulator.kernels.host_clock import SECONDS, HostClock
 from gemmery_emulator.kernels.kernel import CompiledKernel, compiled_kernel, read_source, run_launch
 from gemmery_emulator.kernels.kernel_run import KernelRun
 from gemmery_emulator.kernels.launch_checks import architecture
+from gemmery_emulator.kernels.program_names import allocation_name, instance, plain
 from gemmery_emulator.kernels.programs import refusal
 from gemmery_emulator.machine import Dims, LaunchConfig
 from gemmery_emulator.ptx import Variable
@@ -40,7 +42,6 @@ STOP = -(1 << 62)
 FAULT = 1 << 62  # marks the address of a fault of the host's
 INVALID, NO_MEMORY, CONFIGURATION, SYMBOL, DIRECTION, UNKNOWN = 1, 2, 9, 13, 21, 999  # CUDA's errors
 MEMORY = 8 << 30  # bytes of device memory, whatever the card has
-SECONDS = 60.0  # of the host part's own code, without launches and copies
 MOST_LAUNCHES = 100_000
 KINDS = ("host to host", "host to device", "device to host", "device to device", "default")
 
@@ -77,45 +78,20 @@ class Runtime(BlasCalls):
     known: dict[tuple[Any, ...], float] = field(default_factory=dict)  # predicted seconds, by launch
     clock: float = 0.0  # predicted seconds so far
     error: BaseException | None = None
-    own: float = 0.0  # seconds of the host part's own code, up to ...
-    left: float | None = field(default_factory=perf_counter)  # ... when it went on; None in a call
+    host: HostClock = field(default_factory=HostClock)
     lock: AbstractContextManager[object] = field(default_factory=RLock)
 
     def call(self, what: bytes, values: Any, count: int) -> int:
         """Answer a call of the host part; an error of Python's ends the program, and is raised again after it."""
         try:
             with self.lock:  # of the host part's threads
-                self.own, self.left = self.seconds, None
+                self.host.pause()
                 return int(getattr(self, f"on_{what.decode()}")(*values[:count]))
         except BaseException as error:  # also KeyboardInterrupt: none may pass through frames of C
             self.error = error
             return STOP
         finally:
-            self.left = perf_counter()
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of the host part's own code."""
-        left = self.left
-        return self.own + (perf_counter() - left if left is not None else 0)
-
-    @contextmanager
-    def watched(self, seconds: float) -> Iterator[None]:
-        """Send this thread a signal again and again, once the host part's own code has run for `seconds`."""
-        thread, done = get_ident(), Event()
-
-        def watch() -> None:
-            while not done.wait(0.005 if self.seconds > seconds else min(0.2, seconds)):
-                if self.seconds > seconds:
-                    signal.pthread_kill(thread, signal.SIGVTALRM)
-
-        watcher = Thread(target=watch, daemon=True)
-        watcher.start()
-        try:
-            yield
-        finally:
-            done.set()
-            watcher.join()
+            self.host.proceed()
 
     def note(self, line: int, words: str) -> None:
         """Keep a fault of the host part."""
@@ -125,12 +101,12 @@ class Runtime(BlasCalls):
 
     def on_allocate(self, name: int, line: int, size: int) -> int:
         """An address on the device, or an error below zero."""
-        allocation = self.heap.allocate(_allocation_name(name, line), size)
+        allocation = self.heap.allocate(allocation_name(_text(name), line), size)
         return allocation.start if allocation else -NO_MEMORY
 
     def on_managed(self, name: int, line: int, size: int) -> int:
         """An address on the host of memory that kernels may use, too."""
-        allocation = self.heap.share(_allocation_name(name, line), size)
+        allocation = self.heap.share(allocation_name(_text(name), line), size)
         return allocation.address if allocation else -NO_MEMORY
 
     def on_register(self, address: int, size: int) -> int:
@@ -235,7 +211,7 @@ class Runtime(BlasCalls):
         for name, variable in kernel.variables.items():
             if variable.space not in ("global", "const"):
                 continue
-            key = _plain(name) if re.match(r"[A-Za-z_]\w*$", name) and "unnamed" not in name else f"{called} {name}"
+            key = plain(name) if re.match(r"[A-Za-z_]\w*$", name) and "unnamed" not in name else f"{called} {name}"
             key = name if self.variables.get(key) in symbols else key  # of two namespaces
             if key not in self.variables:
                 allocation = self.heap.allocate(key, variable.size)
@@ -262,7 +238,7 @@ class Runtime(BlasCalls):
         """Run a kernel."""
         if sum(self.launches.values()) >= MOST_LAUNCHES:
             raise EmulationError(f"{self.name}: {MOST_LAUNCHES:,} launches: a loop of main() may not end; shorten it")
-        called = _instance(_text(name), _text(parameters).split(" "), _text(pretty))
+        called = instance(_text(name), _text(parameters).split(" "), _text(pretty))
         *sides, shared = struct.unpack("9IQ", ctypes.string_at(launch, struct.calcsize("9IQ")))
         grid, block, cluster = (_three(sides[place : place + 3]) for place in (0, 3, 6))
         compiled = compiled_kernel(self.text, self.name, self.folder, called, self.arch, self.options)
@@ -371,8 +347,8 @@ def run_program(
 
     The host part is compiled by the host's own compiler of C++ and runs in this process; `options` are those of both
     compilers (-D, -I), and other files of the host part ("other.cpp"). Times of events are those of
-    this process, or with `card` the predicted times of the launches on that card. After `seconds` of its own code, without
-    launches and copies, main() is ended, with a note.
+    this process, or with `card` the predicted times of the launches on that card. After `seconds` of its own code,
+    without launches and copies, main() is ended, with a note.
 
     Raises InstallError without a compiler, CompileError with its words, and the errors of gm.emulate.
     """
@@ -392,7 +368,7 @@ def run_program(
         passed = (ctypes.c_char_p * (len(words) + 1))(*words, None)
         fault = ctypes.c_longlong(0)
         entry = ctypes.cast(built.main, ctypes.c_void_p)
-        with runtime.watched(seconds):
+        with runtime.host.watched(seconds):
             status = int(built.gemmery_run(answer, entry, len(words), passed, ctypes.byref(fault)))
     if runtime.error is not None:
         raise runtime.error
@@ -439,44 +415,6 @@ def _text(address: int) -> str:
     return ctypes.string_at(address).decode(errors="replace")
 
 
-def _allocation_name(name: int, line: int) -> str:
-    """The name of an allocation: "d_a (line 12)" of "(void**)&d_a, n * sizeof(float)"."""
-    first = re.sub(r"^\s*\([^()]*\*\s*\)|^\s*(reinterpret_cast|static_cast)\s*<[^>]*>", "", _text(name))
-    words = re.findall(r"[A-Za-z_]\w*", first.partition(",")[0])
-    return f"{words[-1] if words else 'memory'} (line {line})"
-
-
-def _plain(symbol: str) -> str:
-    """The last name in a symbol of a variable: "table" of "_ZN3lab5tableE"."""
-    piece, at = symbol, re.match(r"_Z(?:N|L|NL)?", symbol)
-    if at is None:
-        return symbol
-    rest = symbol[at.end() :]
-    while match := re.match(r"L?(\d+)", rest):
-        size = int(match[1])
-        piece, rest = rest[match.end() : match.end() + size], rest[match.end() + size :]
-    return piece if rest in ("", "E") and not symbol.startswith("_ZN4cuda") else symbol
-
-
 def _three(sides: Sequence[int]) -> Dims:
     x, y, z = sides
     return x, y, z
-
-
-def _instance(name: str, parameters: Sequence[str], pretty: str) -> str:
-    """A kernel's name with the arguments of its template, which a compiler of C++ writes after a function's name.
-
-    >>> _instance("f", ["T", "N"], "void f(T*) [with T = float; int N = 4]")
-    'f<float, 4>'
-    """
-    if not any(parameters):
-        return name
-    inside = pretty[pretty.rindex("[") :].removeprefix("[with ").removeprefix("[").removesuffix("]")
-    values = []
-    for place, parameter in enumerate(parameters, 1):
-        called = rf"\b{parameter}" if parameter else f"<template-parameter-1-{place}>"
-        piece = re.search(rf"(?:^|[;,] )[^;=]*?{called} = (.*?)(?=; |, \w+ = |$)", inside)
-        if not piece or "lambda" in piece[1]:
-            raise EmulationError(f"{pretty}: an argument of the template has no name that another compiler knows")
-        values.append(piece[1].removeprefix("{").removesuffix("}"))
-    return f"{name}<{', '.join(value for value in values if value)}>"

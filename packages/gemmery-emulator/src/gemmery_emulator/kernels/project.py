@@ -84,6 +84,7 @@ def _elsewhere(folder: Path, header: str) -> Path | None:
 
 
 def is_in(header: str, folders: tuple[str, ...]) -> bool:
+    """Whether one of some folders has a header."""
     return any(os.path.exists(os.path.join(folder, header)) for folder in folders)
 
 

@@ -334,10 +334,11 @@ REFUSED = {
 }
 
 
-def test_no_time_is_predicted_for_a_card_without_tensor_memory():
+def test_no_time_is_predicted_of_tensor_memory():
     out = np.zeros((128, 2), np.uint32), np.zeros((128, 4), np.uint32)
-    with pytest.raises(EmulationError, match=r"tensor memory \(tcgen05\), which h200 does not have"):
-        predicted_run(run("packed", *out), "h200")
+    for card in ("h200", "b200"):
+        with pytest.raises(EmulationError, match=r"tensor memory \(tcgen05\), whose times are not predicted"):
+            predicted_run(run("packed", *out), card)
 
 
 @pytest.mark.parametrize("text", REFUSED)

@@ -67,7 +67,9 @@ def code(source: str, kernel: str, arch: str) -> Code:
     key = _name(source, kernel, arch)
     stored = cache.read(config.cache_dir(), key)
     if stored is None:
-        program = compiled(source, kernel, arch, OPTIONS, traced_function.texts(kernel))
+        texts = traced_function.texts(kernel)
+        program = compiled(source, kernel, arch, OPTIONS, texts)
+        _cached(_ptx_key(source, kernel, arch, texts), lambda: program)  # the same as without ptxas
         head = json.dumps([program.entry, *astuple(report(program.log, program.entry))])
         stored = b"%b\n%b" % (head.encode(), program.cubin)
         cache.write(config.cache_dir(), key, stored)
@@ -195,10 +197,15 @@ def ptx(source: str, kernel: str, arch: str, texts: Mapping[str, str] | None = N
     Raises CompileError with the compiler's words, DeviceError when NVRTC is not installed.
     """
     texts = {**traced_function.texts(kernel), **(texts or {})}
+    virtual = arch.replace("sm_", "compute_")
+    return _cached(_ptx_key(source, kernel, arch, texts), lambda: compiled(source, kernel, virtual, PTX_OPTIONS, texts))
+
+
+def _ptx_key(source: str, kernel: str, arch: str, texts: Mapping[str, str]) -> tuple[str, ...]:
+    """Return all that the PTX of a kernel depends on."""
     whole = texts.get(source) or text(source)
     sources = {**headers(), **ancestors(whole), source: whole, **texts}
-    parts = (source, kernel, arch, *PTX_OPTIONS, *(part for item in sorted(sources.items()) for part in item))
-    return _cached(parts, lambda: compiled(source, kernel, arch.replace("sm_", "compute_"), PTX_OPTIONS, texts))
+    return source, kernel, arch, *PTX_OPTIONS, *(part for item in sorted(sources.items()) for part in item)
 
 
 def ptx_alone(

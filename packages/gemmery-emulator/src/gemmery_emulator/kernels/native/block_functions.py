@@ -14,11 +14,21 @@ from typing import Any
 
 import numpy as np
 
+from gemmery.banks import WARP
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.ir_types import SIZES, vector
 from gemmery_emulator.kernels.native.block_operations import TYPES, emit, flipped, lanes
 from gemmery_emulator.kernels.native.frames import ACCESS, CONTEXT, LANES, WORD, FrameFields, leave
-from gemmery_emulator.kernels.native.translation import BlockParameter, Compute, Move, Translation
+from gemmery_emulator.kernels.native.translation import (
+    AsyncCopy,
+    BlockParameter,
+    Compute,
+    CopyGroup,
+    Form,
+    Move,
+    Translation,
+    WarpExchange,
+)
 from gemmery_emulator.op import NUMPY, STORED
 from gemmery_emulator.ptx import Address, Immediate, Not, Operand, Register, Special, Symbol, names_of
 from gemmery_emulator.steps import constant
@@ -63,31 +73,32 @@ class _Function:
                     f.line(f"br label %from{start}")
                 f._label(f"from{start}")
                 form = forms[stop] if stop < last else None
-                ends = stop == last
-                self._compute(range(start, stop), form if isinstance(form, Move) else None, ends)
-                if ends:
+                self._compute(range(start, stop), form, stop == last)
+                if stop == last:
                     f.ret(f.index(0))
-                elif isinstance(form, Move):
-                    self._access(stop, form)
-                else:
+                elif isinstance(form, WarpExchange):
+                    self._exchange(form)
+                elif form is None:
                     leave(f, stop + 1)
+                else:
+                    self._call(stop)
+                    if isinstance(form, Move) and not translation.registers_of(form):
+                        self._convert(form)
 
     def _at(self, name: str) -> int:
         return WORD * CONTEXT.index(name)
 
-    def _access(self, index: int, move: Move) -> None:
+    def _call(self, index: int) -> None:
+        """Call the function of an access, which checks and counts it, and moves its data as far as nothing converts."""
         f, fields = self._f, self._fields
-        desc = fields.pointer("access") + 0
-        table = f.load("ptr", desc, 8)  # the function's address, then the records
-        record = desc + WORD * (1 + len(ACCESS) * self._translation.number[index])
-        passed = f.result_of(table, "i64", f["ctx"], record, f["mask"])
+        record = fields.pointer("access") + WORD * len(ACCESS) * self._translation.number[index]
+        passed = f.result_of(f.load("ptr", record, 8), "i64", f["ctx"], record, f["mask"])
         with f.if_(passed.differs(0)):
             leave(f, index + 1)
-        if self._translation.registers_of(move):
-            return  # the check has moved the data, too
-        dtype = NUMPY[move.kind]
-        element = TYPES[dtype]
-        size = SIZES[element]
+
+    def _convert(self, move: Move) -> None:
+        """Move the data of an access that has passed, of another size than the registers."""
+        f, fields, element = self._f, self._fields, TYPES[NUMPY[move.kind]]
         addresses = fields.pointer("addresses")
         memory, bases = fields.pointer(move.space if move.space == "shared" else "memory"), fields.pointer("bases")
         with self._group() as group:
@@ -96,42 +107,35 @@ class _Function:
             if move.space == "shared":
                 at = at + f.load(wide, bases + group.t * WORD)
             for number, operand in enumerate(move.elements):
-                where = at + number * size if number else at
-                pointers = f.emit(lanes("ptr"), f"getelementptr i8, {memory}, {where}")
+                places = f.emit(lanes("ptr"), f"getelementptr i8, {memory}, {at + number * SIZES[element]}")
                 if move.stores:
-                    value = group.read(operand, move.kind)
-                    name = f"llvm.masked.scatter.v{LANES}{_suffix(element)}.v{LANES}p0"
-                    f.module.declare(f"declare void @{name}({value.type}, {pointers.type}, i32, {group.mask.type})")
-                    f.line(f"call void @{name}({value}, {pointers}, i32 {size}, {group.mask})")
+                    f.scatter(group.read(operand, move.kind), places, group.mask)
                 else:
-                    type_ = lanes(element)
-                    name = f"llvm.masked.gather.v{LANES}{_suffix(element)}.v{LANES}p0"
-                    f.module.declare(f"declare {type_} @{name}({pointers.type}, i32, {group.mask.type}, {type_})")
-                    text = f"call {type_} @{name}({pointers}, i32 {size}, {group.mask}, {type_} zeroinitializer)"
-                    group.write(operand, move.kind, f.emit(type_, text))
+                    group.write(operand, move.kind, f.gather(lanes(element), places, group.mask))
             group.finish(None)
 
-    def _compute(self, indices: range, move: Move | None, ends: bool) -> None:
-        """Compute up to an access, with its addresses, or up to the end, with whom the branch takes."""
+    def _exchange(self, form: WarpExchange) -> None:
+        """Let the lanes of each warp exchange what they hold."""
+        f = self._f
+        with self._group() as group:
+            held = self._fields.pointer("addresses") + (group.t & -WARP) * _held_size(form)
+            values = [group.read(*source) for source in form.sources]
+            results: Any = form.emit(f, held, group.t, *values)
+            results = results if isinstance(results, tuple) else (results,)
+            for target, result in zip(form.targets, results, strict=False):
+                group.write(*target, result)
+            group.finish(None)
+
+    def _compute(self, indices: range, form: Form | None, ends: bool) -> None:
+        """Compute up to an access, with what that needs, or up to the end, with whom the branch takes."""
         f, block = self._f, self._block
         guard = self._instructions[block.last - 1].guard if ends and block.way in ("branch", "exit") else None
-        if not indices and move is None and guard is None:
+        if not indices and guard is None and (form is None or isinstance(form, CopyGroup)):
             return
         with self._group() as group:
             for index in indices:
-                form = self._translation.forms[index]
-                if isinstance(form, BlockParameter):
-                    self._parameter(group, form)
-                    continue
-                assert isinstance(form, Compute)
-                values = [group.read(*source) for source in form.sources]
-                extra = () if form.constant is None else (form.constant,)
-                results: Any = form.emit(f, *values, *extra)
-                results = results if isinstance(results, tuple) else (results,)
-                for (target, kind), result in zip(form.targets, results, strict=True):
-                    group.write(target, kind, result)
-            if move is not None:
-                f.store(group.address(move.place), self._fields.pointer("addresses") + group.t * WORD)
+                self._instruction(group, self._translation.forms[index])
+            self._hand_over(group, form)
             if guard is not None:
                 goes = group.read(guard, "pred")
                 if self._instructions[block.last - 1].negated:
@@ -139,11 +143,41 @@ class _Function:
                 f.store(f.convert("zext", goes, "i8"), self._fields.pointer("goes") + group.t)
             group.finish(self._private(indices))
 
-    def _parameter(self, group: _Group, form: BlockParameter) -> None:
-        f, element = self._f, TYPES[NUMPY[form.kind]]
-        for number, operand in enumerate(form.elements):
-            at = self._fields.pointer("parameters") + (form.offset + number * SIZES[element])
-            group.write(operand, form.kind, f.broadcast(f.load(element, at), LANES))
+    def _instruction(self, group: _Group, form: Form | None) -> None:
+        f = self._f
+        if isinstance(form, BlockParameter):
+            element = TYPES[NUMPY[form.kind]]
+            for number, operand in enumerate(form.elements):
+                at = self._fields.pointer("parameters") + (form.offset + number * SIZES[element])
+                group.write(operand, form.kind, f.broadcast(f.load(element, at), LANES))
+            return
+        assert isinstance(form, Compute)
+        values = [group.read(*source) for source in form.sources]
+        results: Any = form.emit(f, *values, *(() if form.constant is None else (form.constant,)))
+        results = results if isinstance(results, tuple) else (results,)
+        for target, result in zip(form.targets, results, strict=True):
+            group.write(*target, result)
+
+    def _hand_over(self, group: _Group, form: Form | None) -> None:
+        """Store what an access or an exchange takes: addresses, who reads, or what each lane holds."""
+        f, fields = self._f, self._fields
+        moves = (form,) if isinstance(form, Move) else form.ends[::-1] if isinstance(form, AsyncCopy) else ()
+        for move, name in zip(moves, ("addresses", "sources"), strict=False):
+            f.store(group.address(move.place), fields.pointer(name) + group.t * WORD)
+        if isinstance(form, AsyncCopy):
+            reads = f.const(lanes("i8"), 1)  # 0 for nothing, 3 for some bytes
+            if form.size is not None:
+                size = group.read(*form.size)
+                if form.size[1] == "pred":
+                    reads = f.convert("zext", flipped(f, size), "i8")
+                else:
+                    whole = emit(f, "icmp uge", lanes("i1"), size, f.const(size.type, form.ends[0].width))
+                    reads = f.select(size.equals(0), f.zero(reads.type), f.select(whole, reads, f.const(reads.type, 3)))
+            f.store(reads, fields.pointer("reads") + group.t)
+        elif isinstance(form, WarpExchange):
+            value = group.read(*form.held)
+            value = f.convert("zext", value, "i8") if form.held[1] == "pred" else value
+            f.store(value, fields.pointer("addresses") + group.t * _held_size(form))
 
     def _private(self, indices: range) -> set[int]:
         """Return the slots of registers that only these instructions name, and write first."""
@@ -301,5 +335,6 @@ def _splat(f: Function, number: Any, dtype: str) -> Value:
     return f.const(lanes(type_), int(number))
 
 
-def _suffix(element: str) -> str:
-    return {"float": "f32", "double": "f64"}.get(element, element)
+def _held_size(form: WarpExchange) -> int:
+    """Return the bytes of what a lane holds."""
+    return SIZES[memory_type(NUMPY[form.held[1]])]

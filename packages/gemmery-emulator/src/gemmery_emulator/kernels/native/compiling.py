@@ -43,7 +43,7 @@ class Native:
         self.fit = self._fitting(FEW)
         self.lengths = [block.last - block.first for block in program.blocks]
         accesses = [
-            sum(block.first <= index < block.last for index in self.translation.moves) for block in program.blocks
+            sum(block.first <= index < block.last for index in self.translation.number) for block in program.blocks
         ]
         self._accesses = accesses
         self.pause = PAUSE
@@ -116,10 +116,8 @@ def _name(text: str) -> str:
 
 
 @functools.cache
-def turns() -> tuple[int, int]:
-    """Return the addresses of `run` and `access`."""
+def turns() -> dict[str, int]:
+    """Return the addresses of `run`, `access`, `copy` and `group`."""
     host = target.host()
     text = str(runtime.module(host))
-    name = f"turns of emulated blocks {hashlib.sha256(text.encode()).hexdigest()}"
-    functions = jit.load(host, name, lambda: text)
-    return functions["run"], functions["access"]
+    return jit.load(host, f"turns of {_name(text)}", lambda: text)

@@ -7,6 +7,7 @@ array for each register. Whoever runs next gets those that the other may have ch
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,14 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmery import config
+from gemmery.banks import WARP
 from gemmery_emulator.convergence import Shuffled
 from gemmery_emulator.counters import Counters
 from gemmery_emulator.findings import Findings
+from gemmery_emulator.findings.races import INDEX_AT, UNDER_WAY
 from gemmery_emulator.kernels.native import frames
 from gemmery_emulator.kernels.native.buffers import Buffers
 from gemmery_emulator.kernels.native.compiling import PAUSE, Native, turns
+from gemmery_emulator.kernels.native.copy_rows import CopyRows
 from gemmery_emulator.kernels.native.frames import ACCESS, BLOCK, CONTEXT, ENTRIES, Record
-from gemmery_emulator.kernels.native.sharing import Races, count_rows
+from gemmery_emulator.kernels.native.sharing import Races, count_entries
+from gemmery_emulator.kernels.native.translation import AsyncCopy, CopyGroup
 from gemmery_emulator.lockstep import LockStep
 from gemmery_emulator.machine import Access
 from gemmery_emulator.op import Mask
@@ -32,6 +37,8 @@ LEAST = 4  # blocks that are worth a call
 LONG = 64  # instructions of a block that is worth a call
 MOST = 1 << 14  # blocks of a call, so that Python looks at the time and at signals
 LONGEST = 1 << 20  # blocks that Python executes after calls that came to nothing
+REGISTERS = ("first", "second", "third", "fourth")  # the fields of what an access moves
+ALWAYS = 1 << 20  # in place of a warp's lanes, for blocks whose threads run together alone
 FOREIGN = frozenset(("wgmma", "tcgen05", "mapa"))  # of kernels that stay with NumPy
 
 BlockRun = Callable[[int], int]
@@ -90,6 +97,8 @@ class BlockEngine:
             self._export(slots)
             self._changed.update(slots)
             block = self._program.blocks[at]
+            if self._copies is not None:
+                self._copies.give_back()
             if self._kept and any(index in self._unseen for index in range(block.first, block.last)):
                 self._tell_fetched()
         if self._native.executed(at, self._machine.threads):
@@ -219,6 +228,8 @@ class BlockEngine:
         while True:
             slots = translation.slots(instructions[index])
             self._export(slots)
+            if self._copies is not None and isinstance(translation.forms[index], AsyncCopy | CopyGroup):
+                self._copies.give_back()
             if self._kept and index in self._unseen:
                 self._tell_fetched()
             step = self._program.single[index]
@@ -243,11 +254,9 @@ class BlockEngine:
         machine, program, translation = self._machine, self._program, self._translation
         threads = machine.threads
         self._context, self._blocks = Record(CONTEXT), Record(BLOCK, max(len(program.blocks), 1))
-        self._records = np.zeros(1 + len(ACCESS) * max(len(translation.moves), 1), np.int64)
-        self._accesses = self._records[1:].reshape(-1, len(ACCESS))
-        run, access = turns()
-        self._run: BlockRun = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(run)
-        self._records[0] = access
+        self._accesses = Record(ACCESS, max(len(translation.records), 1))
+        functions = turns()
+        self._run: BlockRun = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(functions["run"])
         kinds = [np.dtype(np.bool_ if kind == "?" else kind) for kind in translation.stored]
         known = sorted({*program.slots.values(), *program.provided.values()})
         self._buffers = own = Buffers.for_threads(threads, len(known))
@@ -274,13 +283,17 @@ class BlockEngine:
             "registers": self._registers, "addresses": own.addresses, "lanes": own.lanes,
             "every_lane": own.every_lane, "before": own.touched[0], "where": own.touched[1],
             "stamps": own.touched[2], "who": own.touched[3], "goes": own.goes, "blocks": self._blocks.words,
-            "access": self._records, "found": own.found,
+            "access": self._accesses.words, "found": own.found, "read_found": own.read_found,
+            "sources": own.sources, "reads": own.reads,
             "parameters": machine.parameters, "memory": machine.memory.data, "shared": machine.shared.data,
             "bases": own.bases, "arrays": self._arrays, "entries": self._entries, "slots": self._slots,
         }  # fmt: skip
         for name, value in (*numbers.items(), *buffers.items()):
             self._context.set(name, value)
         self._describe()
+        self._copies: CopyRows | None = None
+        if any(isinstance(form, AsyncCopy) for form in translation.forms):
+            self._copies = CopyRows(machine, self._context, self._accesses, own, translation)
         written = {slot for each in program.kernel.instructions for slot in translation.slots(each)}
         self._written = sorted(written)
         self._exported = dict.fromkeys(self._values, 0)  # the run after which each was copied to the machine
@@ -293,22 +306,33 @@ class BlockEngine:
         """Describe the accesses and the blocks of the kernel to compiled code."""
         translation, program, threads = self._translation, self._program, self._machine.threads
         self._kept: dict[int, NDArray[np.uint8]] = {}  # the latest addresses of loads, and by whom
-        self._unseen = dict(translation.number)
-        for index, number in translation.number.items():
-            form: Any = translation.forms[index]
-            fields = (index, form.space == "shared", form.stores, form.width, 0, 0, 0, ENTRIES, number + 1, 0)
-            lanes = translation.registers_of(form)
-            size = form.width // len(form.elements)
-            self._accesses[number] = (*fields, len(lanes), size, *(lanes + 4 * [0])[:4], 0)
-            if self._trace is not None and self._trace.feeds(index):
-                self._kept[index] = np.zeros(9 * threads, np.uint8)
-                self._accesses[number, -1] = self._kept[index].__array_interface__["data"][0]
-            if self._races is not None and not self._races.allows(index):
-                del self._unseen[index]
+        self._unseen = dict[int, list[int]]()
+        functions = turns()
+        for number, (index, form) in enumerate(translation.records):
+            record = partial(self._accesses.set, row=number)
+            if isinstance(form, CopyGroup):
+                fields = {"call": functions["group"], "stores": form.commits, "pending": form.pending}
+            else:
+                lanes, size = translation.registers_of(form), form.width // max(len(form.elements), 1)
+                fields = {
+                    "call": functions["copy" if form.what else "access"], "shared": form.space == "shared",
+                    "mark": index << INDEX_AT | (UNDER_WAY if form.what else 0), "stores": form.stores,
+                    "width": form.width, "latest": ENTRIES, "number": number + 1, "elements": len(lanes), "size": size,
+                    "paired": bool(form.what) and form.stores, **dict(zip(REGISTERS, lanes, strict=False)),
+                }  # fmt: skip
+                if self._races is None or self._races.allows(index):
+                    self._unseen.setdefault(index, []).append(number)
+                if self._trace is not None and self._trace.feeds(index):
+                    self._kept[index] = np.zeros(9 * threads, np.uint8)
+                    fields["kept"] = self._kept[index].__array_interface__["data"][0]
+            for name, value in fields.items():
+                record(name, value)
         for number, block in enumerate(program.blocks):
             self._blocks.set("first", block.first, number)
             self._blocks.set("last", block.last, number)
-            self._blocks.set("gathers", block.gathering is not None, number)
+            gathering = block.gathering
+            plain = gathering is not None and gathering.threads == WARP and gathering.members is None
+            self._blocks.set("gathers", WARP if plain else 0 if gathering is None else ALWAYS, number)
             way = self._way(block)
             self._blocks.set("way", way, number)
             if way == frames.BRANCHES:
@@ -373,18 +397,20 @@ class BlockEngine:
         shuffled = self._machine.unit(Shuffled)
         if shuffled.undefined or shuffled.spread:
             return False
-        if self._races is not None and not self._races.lend(self._context, self._accesses, ACCESS):
+        if self._races is not None and not self._races.lend(self._context, self._accesses):
             return False
         if self._unseen:
             indices = [index for index in self._unseen if self._trace is None or self._trace.knows(index)]
             for index in indices:
-                self._accesses[self._unseen.pop(index), ACCESS.index("seen")] = 1
+                self._accesses.column("seen")[self._unseen.pop(index)] = 1
         if self._undiverged and self._trace is not None:
             for number in [n for n in self._undiverged if self._trace.has_diverged(self._program.blocks[n].last - 1)]:
                 self._blocks.set("diverged", 1, number)
                 self._undiverged.remove(number)
-        if self._context.get("used") + 2 * self._machine.warps > ENTRIES:
+        if self._context.get("used") + 4 * self._machine.warps > ENTRIES:
             self._count_patterns()
+        if self._copies is not None:
+            self._copies.lend()
         self._import()
         return True
 
@@ -396,17 +422,11 @@ class BlockEngine:
     def _count_patterns(self) -> None:
         """Count the accesses so far, those of one instruction that came equally often at once."""
         used = self._context.get("used")
-        entries = self._entries[:used]
-        if used:
-            keys = entries[:, 0] * (1 << 40) + entries[:, 2]
-            order = np.argsort(keys, kind="stable")
-            starts = np.flatnonzero(np.diff(keys[order], prepend=keys[order[0]] - 1))
-            for rows in np.split(order, starts[1:]):
-                count_rows(self._counters, self._translation, entries[rows])
+        count_entries(self._counters, self._translation, self._entries[:used])
         self._entries[:used] = 0
         self._slots[:] = 0
         self._context.set("used", 0)
-        self._accesses[:, ACCESS.index("latest")] = ENTRIES
+        self._accesses.column("latest")[:] = ENTRIES
 
 
 def _agreed(values: NDArray[Any]) -> Any:

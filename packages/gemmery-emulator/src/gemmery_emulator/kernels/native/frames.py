@@ -8,12 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmery.cpu.ir import Function, Value
+from gemmery.cpu.ir_types import lanes_of, vector
 
 WORD = 8  # bytes of a field
 LANES = 8  # threads whose values are in one vector
 # Entries for different accesses of warps: what was accessed, by which lanes, how often, a hash, then 32 addresses.
 ENTRY, ENTRIES, SLOTS = 40, 8192, 1 << 14
-NOT_ACTIVE, NOT_FOUND = -1, -2  # in `found`, for a warp without an entry
+NOT_ACTIVE = -1  # in `found`, for a warp without an active lane
+PAIR_AT = 32  # the bit of what was accessed from which on is 1 + the entry of the other end of a copy
 FORM = 4  # the word of an entry that says whether the addresses of each vector of lanes are equal, or without gaps
 BOUNDS = (5, 6, 7)  # the words with the least and the greatest of the addresses, and all their bits
 RELATIVE = 8  # the word of an entry with its first address
@@ -21,116 +23,28 @@ FLAGS = 8  # bytes beyond the threads in arrays of flags
 
 # A launch: sizes, where threads are, buffers by thread, tables of blocks and registers, memory, races, counts.
 CONTEXT = [
-    "threads",
-    "block_threads",
-    "warps",
-    "stop",
-    "at",
-    "uniform",
-    "steps",
-    "budget",
-    "elapsed",
-    "ended",
-    "places",
-    "mask",
-    "full",
-    "ran",
-    "registers",
-    "addresses",
-    "lanes",
-    "every_lane",
-    "before",
-    "where",
-    "stamps",
-    "who",
-    "goes",
-    "blocks",
-    "access",
-    "parameters",
-    "memory",
-    "shared",
-    "bases",
-    "shared_limit",
-    "arrays",
-    "array_count",
-    "alike",
-    "clocked",
-    "known",
-    "clock",
-    "each_warp",
-    "ticks",
-    "clock_limit",
-    "many",
-    "seen_by_all",
-    "begins",
-    "own_lane",
-    "own_stamp",
-    "own_clock",
-    "written",
-    "read",
-    "read_too",
-    "shift",
-    "races",
-    "grid",
-    "narrow",
-    "grid_shift",
-    "last",
-    "other",
-    "updated",
-    "updated_too",
-    "thread_at",
-    "clock_at",
-    "someone",
-    "one_block",
-    "written_low",
-    "written_high",
-    "read_low",
-    "read_high",
-    "atomic",
-    "entries",
-    "slots",
-    "used",
-    "found",
-    "least",
-    "most",
-    "every",
-]
+    "threads", "block_threads", "warps", "stop", "at", "uniform", "steps", "budget", "elapsed", "ended", "places",
+    "mask", "full", "ran", "registers", "addresses", "sources", "reads", "lanes", "every_lane", "before", "where",
+    "stamps", "who", "goes", "blocks", "access", "parameters", "memory", "shared", "bases", "shared_limit", "arrays",
+    "array_count", "alike", "clocked", "known", "clock", "each_warp", "ticks", "clock_limit", "many", "seen_by_all",
+    "begins", "own_lane", "own_stamp", "own_clock", "written", "read", "read_too", "shift", "races", "grid", "narrow",
+    "grid_shift", "last", "other", "updated", "updated_too", "thread_at", "clock_at", "someone", "one_block",
+    "written_low", "written_high", "read_low", "read_high", "atomic", "entries", "slots", "used", "found",
+    "read_found", "least", "most", "every", "listed", "copies", "copy_places", "copy_data", "copy_first", "copy_count",
+    "copy_room", "committed",
+]  # fmt: skip
 # An instruction that accesses memory.
 ACCESS = [
-    "index",
-    "shared",
-    "stores",
-    "width",
-    "follows",
-    "access",
-    "seen",
-    "latest",
-    "number",
-    "refused",
-    "elements",
-    "size",
-    "first",
-    "second",
-    "third",
-    "fourth",
-    "kept",
-]
+    "call", "mark", "shared", "stores", "width", "follows", "access", "seen", "latest", "number", "refused",
+    "elements", "size", "first", "second", "third", "fourth", "kept", "paired", "pending",
+]  # fmt: skip
+# A copy that has begun: the record of its end in shared memory, and the group of its threads; and bytes of the widest.
+COPY, WIDEST = ["desc", "group"], 16
 # A basic block; `ready` is the address of its code.
 BLOCK = [
-    "ready",
-    "first",
-    "last",
-    "way",
-    "target",
-    "guarded",
-    "gathers",
-    "diverged",
-    "every_warp",
-    "every_thread",
-    "branches",
-    "divergent",
-    "barrier",
-]
+    "ready", "first", "last", "way", "target", "guarded", "gathers", "diverged", "every_warp", "every_thread",
+    "branches", "divergent", "barrier",
+]  # fmt: skip
 # How blocks end.
 FOLLOWS, BRANCHES, MEETS, ELSEWHERE = range(4)
 # Why compiled code returns to Python.
@@ -233,6 +147,21 @@ def leave_if(f: Function, condition: Value, value: int = 1) -> None:
 def number_of(f: Function, flag: Value) -> Value:
     """Return 1 where a flag is set, else 0."""
     return f.emit("i64", f"zext {flag} to i64")
+
+
+def both(f: Function, flag: Value, other: Value) -> Value:
+    """Whether two flags are set."""
+    return f.emit("i1", f"and {flag}, {other.text}")
+
+
+def flagged(f: Function, table: Value, start: Value, count: int = LANES) -> Value:
+    """Load the flags of some threads."""
+    return f.emit(vector(count, "i1"), f"icmp ne {f.load(vector(count, 'i8'), table + start)}, zeroinitializer")
+
+
+def bits_of(f: Function, flags: Value) -> Value:
+    """Return flags as bits of a number."""
+    return f.emit("i64", f"zext {f.bitcast(flags, f'i{lanes_of(flags.type)}')} to i64")
 
 
 def listed(f: Function, lanes: Value, i: Value) -> Value:

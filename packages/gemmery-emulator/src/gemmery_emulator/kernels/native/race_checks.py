@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gemmery.cpu.ir import Function, Module, Value
-from gemmery_emulator.findings.races import CLOCK_AT, INDEX_AT, THREAD, UNDER_WAY
+from gemmery_emulator.findings.races import CLOCK_AT, THREAD, UNDER_WAY
 from gemmery_emulator.kernels.native.frames import (
     ACCESS,
     CONTEXT,
@@ -91,7 +91,7 @@ def _shared(module: Module) -> None:
         g, d, n = FrameFields(f, f["ctx"], CONTEXT), FrameFields(f, f["desc"], ACCESS), f["n"]
         addresses, before, clock, own_lane = (g.pointer(name) for name in ("addresses", "before", "clock", "own_lane"))
         written, read, read_too = (g.pointer(name) for name in ("written", "read", "read_too"))
-        shift, own_index, begins = g.get("shift"), d.get("index") << INDEX_AT, g.pointer("begins")
+        shift, own_index, begins = g.get("shift"), d.get("mark"), g.pointer("begins")
         pieces, least_clock = d.get("width") >> shift, (g.get("seen_by_all") + 1) << CLOCK_AT
         stores, bad = d.get("stores").differs(0), f.var(f.index(0))
         touched = _Touched(f, g, n * pieces)

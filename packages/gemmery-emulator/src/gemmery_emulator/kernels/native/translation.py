@@ -12,8 +12,11 @@ from gemmery.cpu.ir import Function, Value
 from gemmery.cpu.target import Target
 from gemmery_emulator import access, specials
 from gemmery_emulator.blocks import Block
+from gemmery_emulator.convergence import FULL
+from gemmery_emulator.findings.orders import orders
 from gemmery_emulator.instructions import find, makers
 from gemmery_emulator.kernels.native.block_operations import TYPES, WITH_CONSTANT, Emit, emitter
+from gemmery_emulator.kernels.native.warp_operations import exchange
 from gemmery_emulator.lower import LoweredKernel
 from gemmery_emulator.op import NUMPY, STORED, Op
 from gemmery_emulator.ptx import (
@@ -28,7 +31,9 @@ from gemmery_emulator.ptx import (
     Vector,
     names_of,
 )
+from gemmery_emulator.steps import only_constant
 
+NEVER = 1 << 62
 _ORDERED = frozenset(("volatile", "relaxed", "acquire", "release", "mmio"))
 
 
@@ -52,6 +57,33 @@ class Move:
     width: int
     place: Address
     elements: tuple[Operand, ...]
+    what: str = ""  # the kind of its events; "" for that of loads and stores
+
+
+@dataclass(frozen=True)
+class AsyncCopy:
+    """A copy from global to shared memory, of the first `size` bytes; a true predicate in its place reads nothing."""
+
+    ends: tuple[Move, Move]
+    size: tuple[Operand, str] | None
+
+
+@dataclass(frozen=True)
+class CopyGroup:
+    """The end of a group of copies, a wait for all groups but the latest ones, or both."""
+
+    commits: bool
+    pending: int
+
+
+@dataclass(frozen=True)
+class WarpExchange:
+    """An instruction of whole warps; `emit` takes what each lane holds of the first operand, and the others."""
+
+    emit: Emit
+    held: tuple[Operand, str]
+    sources: tuple[tuple[Operand, str], ...]
+    targets: tuple[tuple[Operand, str], ...]
 
 
 @dataclass(frozen=True)
@@ -63,28 +95,41 @@ class BlockParameter:
     elements: tuple[Operand, ...]
 
 
+Form = Compute | Move | AsyncCopy | CopyGroup | WarpExchange | BlockParameter
+
+
 class Translation:
     """Which instructions of a kernel have code, and the code of its blocks."""
 
     def __init__(self, program: LoweredKernel, target: Target) -> None:
         self.program, self.target = program, target
-        self.forms: list[Compute | Move | BlockParameter | None] = [
-            self._form(instruction) for instruction in program.kernel.instructions
-        ]
-        self.moves = [index for index, form in enumerate(self.forms) if isinstance(form, Move)]
-        self.number = {index: number for number, index in enumerate(self.moves)}
+        self._publishes = orders(program.kernel).publishes
+        self.forms: list[Form | None] = [self._form(instruction) for instruction in program.kernel.instructions]
+        # What has a record: each access by its instruction, both ends of a copy; and the place of an instruction's.
+        self.records: list[tuple[int, Move | CopyGroup]] = []
+        self.number: dict[int, int] = {}
+        for index, form in enumerate(self.forms):
+            if isinstance(form, Move | AsyncCopy | CopyGroup):
+                self.number[index] = len(self.records)
+                self.records += [(index, each) for each in (form.ends if isinstance(form, AsyncCopy) else (form,))]
         self.stored = [value.dtype.str[1:] if value.dtype.kind != "b" else "?" for value in program.zeros]
 
     # ---- forms ----
 
-    def _form(self, instruction: Instruction) -> Compute | Move | BlockParameter | None:
+    def _form(self, instruction: Instruction) -> Form | None:
+        opcode = instruction.opcode
         if instruction.guard is not None:
             return None
-        opcode = instruction.opcode
         if any(isinstance(each, Special) and each.name in specials.CLOCKS for each in instruction.operands):
             return None
         if opcode.name in ("ld", "st"):
             return self._move(instruction)
+        if opcode.name == "cp.async":
+            return self._copy(instruction)
+        if opcode.name in ("cp.async.commit_group", "cp.async.wait_group", "cp.async.wait_all"):
+            commits, all_ = opcode.name == "cp.async.commit_group", opcode.name == "cp.async.wait_all"
+            pending = NEVER if commits else 0 if all_ else only_constant(instruction)
+            return CopyGroup(commits or all_, pending)
         if opcode.name == "mov":
             kind = opcode.type
             simple = len(instruction.operands) == 2 and not any(isinstance(x, Vector) for x in instruction.operands)
@@ -93,6 +138,8 @@ class Translation:
             plain = opcode.modifiers[-1:] == ("global",)
             return self._compute(lambda f, a: a, ((1, "u64"),), ("u64",), instruction) if plain else None
         op = find(opcode)
+        if isinstance(op, Op) and op.lanes == "mask":
+            return self._exchange(instruction, op)
         if not isinstance(op, Op) or op.scope != "lane" or op.carry:
             return None
         code = emitter(opcode.spelling, self.target.has_fma)
@@ -153,6 +200,39 @@ class Translation:
                 return dtype in ("u4", "u8")
         return False
 
+    def _exchange(self, instruction: Instruction, op: Op) -> WarpExchange | None:
+        """A shuffle, vote or reduction of all lanes, by which no lane may publish what others have written."""
+        code, (first, held, *sources) = exchange(instruction.opcode.spelling), instruction.operands
+        members = sources[-1] if sources else None
+        if code is None or self._publishes or not isinstance(members, Immediate) or members.bits & FULL != FULL:
+            return None
+        results = first.elements if isinstance(first, Vector) else (first,)
+        reads = tuple(zip(sources[:-1], op.operands[1:], strict=False))
+        targets = tuple(zip(results, op.results, strict=False))
+        fine = all(self._readable(*each) for each in ((held, op.operands[0]), *reads)) and all(map(_writable, targets))
+        return WarpExchange(code, (held, op.operands[0]), reads, targets) if fine else None
+
+    def _copy(self, instruction: Instruction) -> AsyncCopy | None:
+        words, (target, source, width, *rest) = access.read_copy(instruction.opcode), instruction.operands
+        if words is None or not isinstance(width, Immediate):
+            return None
+        size, ends = rest[: len(rest) - ("policy" in words)], []
+        for place, space in ((source, "global"), (target, "shared")):
+            if not isinstance(place, Address) or not self._addressed(place):
+                return None
+            ends.append(Move(space == "shared", space, "b32", width.bits, place, (), "cp.async"))
+        if not size:
+            return AsyncCopy((ends[0], ends[1]), None)
+        skips = isinstance(size[0], Not) or (isinstance(size[0], Register) and size[0].type == "pred")
+        kind = "pred" if skips else "u32"
+        return AsyncCopy((ends[0], ends[1]), (size[0], kind)) if self._readable(size[0], kind) else None
+
+    def _addressed(self, place: Address) -> bool:
+        """Whether an address is in a register, or that of a variable."""
+        base = place.base
+        named = isinstance(base, Register | Symbol) and base.name not in ("_", *self.parameters)
+        return named and not place.coordinates
+
     def _move(self, instruction: Instruction) -> Move | BlockParameter | None:
         spelled, loads = access.read(instruction.opcode), instruction.opcode.name == "ld"
         if spelled is None or len(instruction.operands) != 2 or not _ORDERED.isdisjoint(instruction.opcode.modifiers):
@@ -173,11 +253,7 @@ class Translation:
             return None if base is None else BlockParameter(base + place.offset, kind, elements)
         if spelled.space not in ("global", "shared") or instruction.opcode.space not in ("global", "shared"):
             return None
-        if isinstance(place.base, Register) and place.base.name == "_":
-            return None
-        if isinstance(place.base, Symbol) and place.base.name in self.parameters:
-            return None
-        if isinstance(place.base, Immediate):
+        if not self._addressed(place):
             return None
         return Move(not loads, spelled.space, kind, spelled.width, place, elements)
 

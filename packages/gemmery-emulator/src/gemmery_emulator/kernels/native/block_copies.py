@@ -125,7 +125,10 @@ def _copy(module: Module) -> None:
     """Check both ends of a copy, keep and count them, and begin it; 1 if Python has to execute it."""
     with module.function("copy", *OF_ACCESS, returns="i64") as f:
         (g, _), ctx, desc, mask = frames_of(f), f["ctx"], f["desc"], f["mask"]
-        ends = [(g.at(name), g.pointer(name), g.pointer(to)) for name, to in (("addresses", "sources"), ("found", "read_found"))]
+        ends = [
+            (g.at(name), g.pointer(name), g.pointer(to))
+            for name, to in (("addresses", "sources"), ("found", "read_found"))
+        ]
         leave_if(f, g.get("copy_count") >= g.get("copy_room"))
         who, reads = called(f, "readers", ctx, mask), f.var(g.pointer("reads"))
         leave_if(f, who.equals(1))

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from gemmery.cpu import jit, target
 from gemmery_emulator.kernels.native import runtime
@@ -19,15 +21,45 @@ from gemmery_emulator.lower import LoweredKernel
 # and where all blocks are compiled.
 FEW, SOME = 1 / 32, 1 / 4
 # What decides when a block is compiled, in seconds: NumPy's time for an instruction and for one of its threads, and
-# LLVM's for a module and for an instruction. What decides whether a chunk is prepared: the least that NumPy takes
-# for an instruction that computes, the same for an access, and the cost of preparing; docs/findings/emulator_speed.md.
+# LLVM's for a module and for an instruction. What decides which way a chunk runs, until both are measured: the least
+# that NumPy takes for an instruction that computes, the same for an access, and what a chunk and a call cost at first.
 USUAL, USUAL_THREAD = 10e-6, 1.5e-9
 STEP, THREAD = 2e-6, 0.25e-9
 ACCESS, ACCESS_THREAD = 20e-6, 5e-9
 MODULE, INSTRUCTION = 30e-3, 0.8e-3
 CHUNK, CHUNK_THREAD = 0.3e-3, 20e-9
+CALL, CALL_THREAD = 30e-6, 2e-9
 PAUSE = 64  # blocks that NumPy executes after several calls that came to nothing, then twice as many each time
-SOON, OFTEN = 5e-3, 3  # seconds before blocks are chosen, which were executed so often
+SOON, OFTEN = 5e-3, 2  # seconds before blocks are chosen, which were executed so often
+
+
+@dataclass
+class Ways:
+    """What chunks of a kernel took both ways, in seconds for each second of work: of blocks with code, as estimated."""
+
+    by_numpy: float = 0.0  # 0 until measured
+    compiled: float = 0.0
+    fixed: float = 0.0  # seconds of a chunk before and after its compiled blocks
+    work: float = 0.0  # of the latest chunk
+    settled: bytes | None = None  # the parameters of a launch that NumPy runs, and need not be watched
+
+    def prefers_compiled(self, work: float, threads: int) -> bool:
+        """Whether so much work is faster by compiled blocks, as far as is known: NumPy is taken to be fast."""
+        fixed = self.fixed or CHUNK + CHUNK_THREAD * threads
+        return fixed + self.compiled * work < (self.by_numpy or 1.0) * work
+
+    def ran(self, seconds: float, numpys: float, compiled: float, fixed: float) -> None:
+        """Note what a chunk took, with so much work of either way."""
+        self.work = numpys + compiled
+        if not compiled:
+            self.by_numpy = _least(self.by_numpy, seconds / numpys) if numpys else self.by_numpy
+        elif numpys < compiled / 8:
+            self.fixed = _least(self.fixed, fixed)
+            self.compiled = _least(self.compiled, max(seconds - fixed, 0.0) / self.work)
+
+
+def _least(known: float, measured: float) -> float:
+    return min(known or measured, measured)
 
 
 class Native:
@@ -42,12 +74,14 @@ class Native:
         self._chosen: list[int] = []
         self.fit = self._fitting(FEW)
         self.lengths = [block.last - block.first for block in program.blocks]
+        ends = enumerate(program.blocks)
+        self._loops = [range(to, at + 1) for at, block in ends for to in block.targets if to <= at]
         accesses = [
             sum(block.first <= index < block.last for index in self.translation.number) for block in program.blocks
         ]
         self._accesses = accesses
-        self.pause = PAUSE
-        self.latest = 0.0  # what NumPy needs, or would have needed, for the blocks of the latest chunk that have code
+        self.ways: dict[int, Ways] = {}  # by the threads of a chunk
+        self.busy = 0.0  # seconds spent on compiling
         self.eager = False  # whether all blocks were compiled before they ran
 
     def _fitting(self, few: float) -> list[bool]:
@@ -60,23 +94,22 @@ class Native:
         others = self.lengths[at] - accesses
         return others * (STEP + THREAD * threads) + accesses * (ACCESS + ACCESS_THREAD * threads)
 
-    def worth(self, spent: float, threads: int) -> bool:
-        """Whether to prepare a chunk for compiled code, in whose blocks NumPy has spent so much."""
-        return self.eager or max(spent, self.latest) > CHUNK + CHUNK_THREAD * threads
-
     def executed(self, at: int, threads: int) -> bool:
         """Note that NumPy executes a block; True if blocks were compiled because of that."""
         if at in self.code or self.eager or not self.fit[at]:
             return False
         self.counts[at] += 1
         self._spent += self.lengths[at] * (USUAL + USUAL_THREAD * threads)
-        if not self._chosen and self._spent > SOON:
-            self._choose()
-        if not self._chosen or self._spent < self._cost:
+        if not self._chosen and self._spent < SOON:
             return False
-        self._compile(self._chosen)
-        self._spent, self._chosen = 0.0, []
-        return True
+        begun = time.thread_time()
+        self._choose()
+        compiles = bool(self._chosen) and self._spent >= self._cost
+        if compiles:
+            self._compile(self._chosen)
+            self._spent, self._chosen = 0.0, []
+        self.busy += time.thread_time() - begun
+        return compiles
 
     def compile_all(self) -> None:
         """Compile every block that has code, before it runs."""
@@ -84,10 +117,24 @@ class Native:
             self.eager, self.fit = True, self._fitting(SOME)
             self._compile([each for each, fits in enumerate(self.fit) if fits and each not in self.code])
 
+    def uncoded(self) -> str:
+        """Return why blocks have no code, in words; "" where all have."""
+        forms, instructions = self.translation.forms, self.program.kernel.instructions
+        left = [block for block, fits in zip(self.program.blocks, self.fit, strict=True) if not fits]
+        indices = (index for block in left for index in range(block.first, block.last - bool(block.way)))
+        names = dict.fromkeys(instructions[index].opcode.spelling for index in indices if forms[index] is None)
+        return f"{len(left)} of its {len(self.fit)} basic blocks have too many without code: {', '.join(names)}" * bool(
+            left
+        )
+
     def _choose(self) -> None:
         """Choose the blocks in loops; to compile them once that has been as long as it takes, at once if it is done."""
-        often = [each for each, count in enumerate(self.counts) if self.fit[each] and count >= OFTEN]
-        self._chosen = [each for each in often if each not in self.code]
+        if self._chosen:
+            return
+        often = {each for each, count in enumerate(self.counts) if self.fit[each] and count >= OFTEN}
+        for each in sorted(often):
+            often.update(min((loop for loop in self._loops if each in loop), key=len, default=()))
+        self._chosen = [each for each in sorted(often) if self.fit[each] and each not in self.code]
         if not self._chosen:
             self._spent = 0.0
             return
@@ -106,6 +153,7 @@ class Native:
         """Compile blocks, or load them from the cache."""
         if not blocks:
             return
+        self.ways.clear()
         text = self._text(blocks)
         functions = jit.load(self.target, _name(text), lambda: text)
         self.code |= {int(each.partition("_")[2]): address for each, address in functions.items()}

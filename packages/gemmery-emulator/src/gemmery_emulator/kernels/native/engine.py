@@ -7,8 +7,10 @@ array for each register. Whoever runs next gets those that the other may have ch
 from __future__ import annotations
 
 import ctypes
-from functools import partial
+import time
+import warnings
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,16 @@ from gemmery_emulator.findings import Findings
 from gemmery_emulator.findings.races import INDEX_AT, UNDER_WAY
 from gemmery_emulator.kernels.native import frames
 from gemmery_emulator.kernels.native.buffers import Buffers
-from gemmery_emulator.kernels.native.compiling import PAUSE, Native, turns
+from gemmery_emulator.kernels.native.compiling import (
+    CALL,
+    CALL_THREAD,
+    PAUSE,
+    USUAL,
+    USUAL_THREAD,
+    Native,
+    Ways,
+    turns,
+)
 from gemmery_emulator.kernels.native.copy_rows import CopyRows
 from gemmery_emulator.kernels.native.frames import ACCESS, BLOCK, CONTEXT, ENTRIES, Record
 from gemmery_emulator.kernels.native.sharing import Races, count_entries
@@ -34,7 +45,6 @@ from gemmery_emulator.trace import Trace
 
 FAR = 2**31 - 1  # the place of threads that wait at a barrier
 LEAST = 4  # blocks that are worth a call
-LONG = 64  # instructions of a block that is worth a call
 MOST = 1 << 14  # blocks of a call, so that Python looks at the time and at signals
 LONGEST = 1 << 20  # blocks that Python executes after calls that came to nothing
 REGISTERS = ("first", "second", "third", "fourth")  # the fields of what an access moves
@@ -47,44 +57,56 @@ ChunkPart = Callable[[int, int, int], int]
 
 def engine(machine: LockStep) -> BlockEngine | None:
     """Return what runs compiled blocks for a chunk; None where NumPy has to run all."""
-    program = machine.program
-    if config.emulator() == "numpy" or not _suits(machine):
+    program, way = machine.program, config.emulator()
+    if way == "numpy":
         return None
-    native: Native | None = program.native
-    if native is None:
-        native = Native(program)
-        object.__setattr__(program, "native", native)
-    if config.emulator() == "compiled":
-        native.compile_all()
-    block_engine = BlockEngine(machine, native)
-    return block_engine if block_engine.useful else None
+    block_engine, reason = None, _unsuited(machine)
+    if not reason:
+        if program.native is None:
+            object.__setattr__(program, "native", Native(program))
+        native: Native = program.native
+        if way == "compiled" and not native.eager:
+            native.compile_all()
+            reason = native.uncoded()
+        ways = native.ways.setdefault(machine.threads, Ways())
+        if native.eager or (any(native.fit) and ways.settled != machine.launch.parameters):
+            block_engine = BlockEngine(machine, native, ways)
+    if reason and way == "compiled":
+        text = f"GEMMERY_EMULATOR=compiled: {program.kernel.name} runs by NumPy, at least in part: {reason}"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+    return block_engine
 
 
-def _suits(machine: LockStep) -> bool:
+def _unsuited(machine: LockStep) -> str:
+    """Return why NumPy has to run all blocks of a kernel, in words; "" if it need not."""
     program = machine.program
-    if machine.launch.together > 1 or program.followed or program.kernel.local:
-        return False
-    if any(type(each) not in (Counters, Findings, Trace) for each in machine.watching):
-        return False
-    return not any(each.opcode.family in FOREIGN for each in program.kernel.instructions)
+    families = {each.opcode.family for each in program.kernel.instructions}
+    reasons = {
+        "it has clusters": machine.launch.together > 1,
+        "it may read registers that a thread has not written": bool(program.followed),
+        "it has local memory": bool(program.kernel.local),
+        "it is observed": any(type(each) not in (Counters, Findings, Trace) for each in machine.watching),
+        "it has instructions of warpgroups or clusters": not FOREIGN.isdisjoint(families),
+    }
+    return ", ".join(reason for reason, holds in reasons.items() if holds)
 
 
 class BlockEngine:
     """Runs compiled blocks of a chunk."""
 
-    def __init__(self, machine: LockStep, native: Native) -> None:
+    def __init__(self, machine: LockStep, native: Native, ways: Ways) -> None:
         self._machine, self._native = machine, native
         self._program, self._translation = native.program, native.translation
         self._counters = [each for each in machine.watching if isinstance(each, Counters)]
         traces = [each for each in machine.watching if isinstance(each, Trace) and each.watching]
         self._trace = traces[0] if traces else None
-        findings = next((each for each in machine.watching if isinstance(each, Findings)), None)
-        self._races = Races(machine, findings, self._translation) if findings is not None else None
-        self.useful = self._races is None or not self._races.hidden
-        self._ready = False
+        self._races: Races | None = None
+        self._ready = self._hidden = False
         self._failed, self._early = 0, 16  # calls that may end at branches, before these have parted threads
-        self._pause = native.pause if native.pause > PAUSE and not native.eager else 0
-        self._spent = 0.0  # what NumPy needed for blocks that have code, in seconds
+        self._pause, self._pauses = 0, PAUSE
+        self._ways = ways
+        self._began, self._busy, self._fixed = time.thread_time(), native.busy, 0.0
+        self._spent = 0.0  # what NumPy needed for blocks that have code, in seconds of work
         self._stale = 0  # the number of the latest compiled run
         self.ran: Mask = None  # the threads of the latest run
 
@@ -102,9 +124,10 @@ class BlockEngine:
             if self._kept and any(index in self._unseen for index in range(block.first, block.last)):
                 self._tell_fetched()
         if self._native.executed(at, self._machine.threads):
+            self._ways = self._native.ways.setdefault(self._machine.threads, Ways())
             if self._ready:
                 self._bind_blocks()
-        elif not self._ready and at in self._native.code:
+        elif at in self._native.code:
             self._spent += self._native.seconds(at, self._machine.threads)
 
     def _tell_fetched(self) -> None:
@@ -125,37 +148,49 @@ class BlockEngine:
 
     def finish(self) -> None:
         """Tell the counters what compiled blocks did, at the end of a chunk."""
-        native = self._native
-        if not self._ready:
-            native.latest = self._spent
-            return
-        self._count_patterns()
-        self._buffers.give_back()
-        table, machine = self._blocks, self._machine
-        for number in np.flatnonzero(table.column("every_warp")).tolist():
-            block = self._program.blocks[number]
-            warps, threads = table.get("every_warp", number), table.get("every_thread", number)
-            self._spent += native.seconds(number, machine.threads) * warps / machine.warps
-            for counters in self._counters:
-                counters.executed(machine, block.first, block.last, warps, threads)
-                branches = table.get("branches", number), table.get("divergent", number)
-                counters.branched(block.last - 1, *branches)
-        native.latest = self._spent
+        native, machine, work = self._native, self._machine, 0.0
+        if self._ready:
+            begun = time.thread_time()
+            self._count_patterns()
+            self._buffers.give_back()
+            table = self._blocks
+            for number in np.flatnonzero(table.column("every_warp")).tolist():
+                block = self._program.blocks[number]
+                warps, threads = table.get("every_warp", number), table.get("every_thread", number)
+                work += native.seconds(number, machine.threads) * warps / machine.warps
+                for counters in self._counters:
+                    counters.executed(machine, block.first, block.last, warps, threads)
+                    branches = table.get("branches", number), table.get("divergent", number)
+                    counters.branched(block.last - 1, *branches)
+            self._fixed += time.thread_time() - begun
+        seconds = time.thread_time() - self._began - (native.busy - self._busy)
+        self._ways.ran(seconds, self._spent, work, self._fixed)
+        slower = self._spent and not self._ways.prefers_compiled(self._spent + work, machine.threads)
+        self._ways.settled = machine.launch.parameters if slower else None
 
     # ---- running ----
 
     def run(self, allowance: int) -> int:
         """BlockRun compiled blocks, at most so many; return how many ran."""
-        if allowance < LEAST or not self._native.code or not self._may_run():
+        if allowance < LEAST or not self._native.code or self._hidden or not self._may_run():
             return 0
         if not self._ready:
-            if not self._native.worth(self._spent, self._machine.threads):
+            work = max(self._ways.work, 2 * self._spent)  # it will take as long again, or as long as the latest chunk
+            if not (self._native.eager or self._ways.prefers_compiled(work, self._machine.threads)):
+                return 0
+            begun = time.thread_time()
+            findings = next((each for each in self._machine.watching if isinstance(each, Findings)), None)
+            self._races = Races(self._machine, findings, self._translation) if findings is not None else None
+            if self._races is not None and self._races.hidden:  # of which compiled code would see too little
+                self._hidden = True
                 return 0
             self._make()
+            self._fixed = time.thread_time() - begun
         if not self._prepare():
             return 0
         ctx, machine = self._context, self._machine
         self._enter(min(allowance, MOST))
+        before = machine.elapsed + machine.ended
         why = self._run(ctx.address())
         together, at, steps = bool(ctx.get("uniform")), ctx.get("at"), ctx.get("steps")
         self._return(together, at)
@@ -164,13 +199,11 @@ class BlockEngine:
             why - frames.INSIDE in self._unseen if why > frames.END else self._early > 0 and at in self._undiverged
         )
         self._early -= 1
-        long = why > frames.END and self._native.lengths[at] >= LONG
-        self._failed = 0 if steps >= LEAST or expected or long else self._failed + 1
-        if steps >= PAUSE:
-            self._native.pause = PAUSE
+        done = (USUAL + USUAL_THREAD * machine.threads) * (machine.elapsed + machine.ended - before)
+        self._failed = 0 if expected or done > CALL + CALL_THREAD * machine.threads else self._failed + 1
         if self._failed > 3 and not self._native.eager:
-            self._pause, self._failed = self._native.pause, 0
-            self._native.pause = min(2 * self._native.pause, LONGEST)
+            self._pause, self._failed = self._pauses, 0
+            self._pauses = min(2 * self._pauses, LONGEST)
         if why >= frames.END:
             mask: Mask = None if together else self._mask[: machine.threads].astype(np.bool_)
             block = self._program.blocks[at]
@@ -330,9 +363,8 @@ class BlockEngine:
         for number, block in enumerate(program.blocks):
             self._blocks.set("first", block.first, number)
             self._blocks.set("last", block.last, number)
-            gathering = block.gathering
-            plain = gathering is not None and gathering.threads == WARP and gathering.members is None
-            self._blocks.set("gathers", WARP if plain else 0 if gathering is None else ALWAYS, number)
+            lanes_needed = 0 if block.gathering is None else WARP if block.gathering.threads == WARP else ALWAYS
+            self._blocks.set("gathers", lanes_needed, number)
             way = self._way(block)
             self._blocks.set("way", way, number)
             if way == frames.BRANCHES:

@@ -163,4 +163,6 @@ def _count_rows(
 def _lanes(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return the addresses of entries, none of which is negative, and the active lanes."""
     addresses = rows[:, RELATIVE : RELATIVE + WARP]
-    return addresses - (addresses.min(axis=1, keepdims=True) & -128) + (1 << 12), rows[:, 1, None] >> np.arange(WARP) & 1 == 1
+    return addresses - (addresses.min(axis=1, keepdims=True) & -128) + (1 << 12), rows[:, 1, None] >> np.arange(
+        WARP
+    ) & 1 == 1

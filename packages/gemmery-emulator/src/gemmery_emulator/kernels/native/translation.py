@@ -203,14 +203,21 @@ class Translation:
     def _exchange(self, instruction: Instruction, op: Op) -> WarpExchange | None:
         """A shuffle, vote or reduction of all lanes, by which no lane may publish what others have written."""
         code, (first, held, *sources) = exchange(instruction.opcode.spelling), instruction.operands
-        members = sources[-1] if sources else None
-        if code is None or self._publishes or not isinstance(members, Immediate) or members.bits & FULL != FULL:
+        members = self._constant(sources[-1]) if sources else 0
+        if code is None or self._publishes or members & FULL != FULL:
             return None
         results = first.elements if isinstance(first, Vector) else (first,)
         reads = tuple(zip(sources[:-1], op.operands[1:], strict=False))
         targets = tuple(zip(results, op.results, strict=False))
         fine = all(self._readable(*each) for each in ((held, op.operands[0]), *reads)) and all(map(_writable, targets))
         return WarpExchange(code, (held, op.operands[0]), reads, targets) if fine else None
+
+    def _constant(self, operand: Operand) -> int:
+        """Return a constant, also one in a register that nothing else writes; 0 for no constant."""
+        if isinstance(operand, Register) and len(writers := makers(self.program.kernel).get(operand.name, [])) == 1:
+            only = self.program.kernel.instructions[writers[0]]
+            operand = only.operands[-1] if only.opcode.name == "mov" and only.guard is None else operand
+        return operand.bits if isinstance(operand, Immediate) else 0
 
     def _copy(self, instruction: Instruction) -> AsyncCopy | None:
         words, (target, source, width, *rest) = access.read_copy(instruction.opcode), instruction.operands

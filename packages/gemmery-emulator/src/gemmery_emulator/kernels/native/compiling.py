@@ -10,6 +10,7 @@ import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from gemmery.cpu import jit, target
 from gemmery_emulator.kernels.native import runtime
@@ -28,6 +29,7 @@ STEP, THREAD = 2e-6, 0.25e-9
 ACCESS, ACCESS_THREAD = 20e-6, 5e-9
 MODULE, INSTRUCTION = 30e-3, 0.8e-3
 CHUNK, CHUNK_THREAD = 0.3e-3, 20e-9
+SURELY = 0.25  # of that least, which NumPy surely takes
 CALL, CALL_THREAD = 30e-6, 2e-9
 PAUSE = 64  # blocks that NumPy executes after several calls that came to nothing, then twice as many each time
 SOON, OFTEN = 5e-3, 2  # seconds before blocks are chosen, which were executed so often
@@ -35,31 +37,39 @@ SOON, OFTEN = 5e-3, 2  # seconds before blocks are chosen, which were executed s
 
 @dataclass
 class Ways:
-    """What chunks of a kernel took both ways, in seconds for each second of work: of blocks with code, as estimated."""
+    """What chunks of a kernel took both ways, in seconds for each second of work: of blocks with code, as estimated.
 
-    by_numpy: float = 0.0  # 0 until measured
-    compiled: float = 0.0
-    fixed: float = 0.0  # seconds of a chunk before and after its compiled blocks
+    Each way is tried twice, because the first time is slower; NumPy only where it may win.
+    """
+
+    by_numpy: float = inf
+    compiled: float = inf
+    fixed: float = inf  # seconds of a chunk before and after its compiled blocks
+    tries: tuple[int, int] = 0, 0
     work: float = 0.0  # of the latest chunk
     settled: bytes | None = None  # the parameters of a launch that NumPy runs, and need not be watched
 
     def prefers_compiled(self, work: float, threads: int) -> bool:
-        """Whether so much work is faster by compiled blocks, as far as is known: NumPy is taken to be fast."""
-        fixed = self.fixed or CHUNK + CHUNK_THREAD * threads
-        return fixed + self.compiled * work < (self.by_numpy or 1.0) * work
+        """Whether so much work is faster by compiled blocks, as far as is known."""
+        by_numpy, compiled = self.tries
+        if compiled < 2:
+            return CHUNK + CHUNK_THREAD * threads < work * (self.by_numpy if by_numpy else 1.0)
+        seconds = self.fixed + self.compiled * work
+        return seconds < work * (SURELY if by_numpy < 2 else self.by_numpy)
 
     def ran(self, seconds: float, numpys: float, compiled: float, fixed: float) -> None:
         """Note what a chunk took, with so much work of either way."""
         self.work = numpys + compiled
-        if not compiled:
-            self.by_numpy = _least(self.by_numpy, seconds / numpys) if numpys else self.by_numpy
+        if numpys and not compiled:
+            self.by_numpy, self.tries = min(self.by_numpy, seconds / numpys), (self.tries[0] + 1, self.tries[1])
         elif numpys < compiled / 8:
-            self.fixed = _least(self.fixed, fixed)
-            self.compiled = _least(self.compiled, max(seconds - fixed, 0.0) / self.work)
+            self.fixed, self.tries = min(self.fixed, fixed), (self.tries[0], self.tries[1] + 1)
+            self.compiled = min(self.compiled, max(seconds - fixed, 0.0) / self.work)
 
-
-def _least(known: float, measured: float) -> float:
-    return min(known or measured, measured)
+    def settle(self, parameters: bytes, threads: int) -> None:
+        """Note whether launches with these parameters need no watching."""
+        waits = self.tries[0] < 2 or self.prefers_compiled(self.work, threads)
+        self.settled = None if waits else parameters
 
 
 class Native:

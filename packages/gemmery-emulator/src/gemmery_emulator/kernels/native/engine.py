@@ -124,7 +124,7 @@ class BlockEngine:
             if self._kept and any(index in self._unseen for index in range(block.first, block.last)):
                 self._tell_fetched()
         if self._native.executed(at, self._machine.threads):
-            self._ways = self._native.ways.setdefault(self._machine.threads, Ways())
+            self._ways = Ways()  # this chunk is no measure of either way
             if self._ready:
                 self._bind_blocks()
         elif at in self._native.code:
@@ -165,8 +165,7 @@ class BlockEngine:
             self._fixed += time.thread_time() - begun
         seconds = time.thread_time() - self._began - (native.busy - self._busy)
         self._ways.ran(seconds, self._spent, work, self._fixed)
-        slower = self._spent and not self._ways.prefers_compiled(self._spent + work, machine.threads)
-        self._ways.settled = machine.launch.parameters if slower else None
+        self._ways.settle(machine.launch.parameters, machine.threads)
 
     # ---- running ----
 
@@ -175,7 +174,8 @@ class BlockEngine:
         if allowance < LEAST or not self._native.code or self._hidden or not self._may_run():
             return 0
         if not self._ready:
-            work = max(self._ways.work, 2 * self._spent)  # it will take as long again, or as long as the latest chunk
+            work = self._ways.work  # as in the latest chunk; beyond that, as much again as so far
+            work = work if self._spent <= work else 2 * self._spent
             if not (self._native.eager or self._ways.prefers_compiled(work, self._machine.threads)):
                 return 0
             begun = time.thread_time()

@@ -10,9 +10,11 @@ import pytest
 import gemmery as gm
 from gemmery.errors import EmulationError
 from gemmery_emulator.kernels.native import compiling
-from gemmery_emulator.kernels.native.engine import BlockEngine
+from gemmery_emulator.kernels.native.engine import BlockEngine, tell
 
 pytest.importorskip("cuda.bindings")
+UNSAID = "ignore:GEMMERY_EMULATOR=compiled:RuntimeWarning"
+pytestmark = pytest.mark.filterwarnings(UNSAID)
 
 N = 40
 # Kernels of blocks of 64 threads unless they say otherwise; x has 4,096 numbers, n is N.
@@ -197,6 +199,18 @@ def test_without_checks_and_in_another_order(name, both):
     first, second = both({**PLAIN, **FAULTY}[name], seed=3)
     assert told(first[1]) == told(second[1])
     assert second[2] == 0  # in a random order warps run one after the other, by NumPy
+
+
+POWERS = """float s = t; for (int j = 0; j < n; j++) asm volatile("ex2.approx.ftz.f32 %0, %0;" : "+f"(s)); x[i] = s;"""
+
+
+@pytest.mark.parametrize(("body", "reason"), [(POWERS, "code: ex2.approx.ftz.f32"), (PLAIN["early ends"], "registers")])
+def test_a_block_without_code_is_told_once(body, reason, both):
+    tell.cache_clear()
+    with pytest.warns(RuntimeWarning, match="f runs by NumPy") as warned:
+        for blocks in (4, 5):
+            both(body, blocks=blocks)
+    assert [reason in str(each.message) for each in warned] == [True]
 
 
 def test_an_endless_loop_is_told(both):

@@ -92,6 +92,8 @@ class _Function:
         """Call the function of an access, which checks and counts it, and moves its data as far as nothing converts."""
         f, fields = self._f, self._fields
         record = fields.pointer("access") + WORD * len(ACCESS) * self._translation.number[index]
+        slot = self._translation.address_slot(self._translation.forms[index])
+        f.store(fields.pointer("own_addresses") if slot is None else self.pointer(slot), fields.at("addresses"), 8)
         passed = f.result_of(f.load("ptr", record, 8), "i64", f["ctx"], record, f["mask"])
         with f.if_(passed.differs(0)):
             leave(f, index + 1)
@@ -118,7 +120,7 @@ class _Function:
         """Let the lanes of each warp exchange what they hold."""
         f = self._f
         with self._group() as group:
-            held = self._fields.pointer("addresses") + (group.t & -WARP) * _held_size(form)
+            held = self._fields.pointer("own_addresses") + (group.t & -WARP) * _held_size(form)
             values = [group.read(*source) for source in form.sources]
             results: Any = form.emit(f, held, group.t, *values)
             results = results if isinstance(results, tuple) else (results,)
@@ -130,11 +132,12 @@ class _Function:
         """Compute up to an access, with what that needs, or up to the end, with whom the branch takes."""
         f, block = self._f, self._block
         guard = self._instructions[block.last - 1].guard if ends and block.way in ("branch", "exit") else None
-        if not indices and guard is None and (form is None or isinstance(form, CopyGroup)):
+        ready = form is None or isinstance(form, CopyGroup) or self._translation.address_slot(form) is not None
+        if not indices and guard is None and ready:
             return
         with self._group() as group:
             for index in indices:
-                self._instruction(group, self._translation.forms[index])
+                self.instruction(group, self._translation.forms[index])
             self._hand_over(group, form)
             if guard is not None:
                 goes = group.read(guard, "pred")
@@ -143,7 +146,7 @@ class _Function:
                 f.store(f.convert("zext", goes, "i8"), self._fields.pointer("goes") + group.t)
             group.finish(self._private(indices))
 
-    def _instruction(self, group: _Group, form: Form | None) -> None:
+    def instruction(self, group: _Group, form: Form | None) -> None:
         f = self._f
         if isinstance(form, BlockParameter):
             element = TYPES[NUMPY[form.kind]]
@@ -162,7 +165,8 @@ class _Function:
         """Store what an access or an exchange takes: addresses, who reads, or what each lane holds."""
         f, fields = self._f, self._fields
         moves = (form,) if isinstance(form, Move) else form.ends[::-1] if isinstance(form, AsyncCopy) else ()
-        for move, name in zip(moves, ("addresses", "sources"), strict=False):
+        moves = () if self._translation.address_slot(form) is not None else moves
+        for move, name in zip(moves, ("own_addresses", "sources"), strict=False):
             f.store(group.address(move.place), fields.pointer(name) + group.t * WORD)
         if isinstance(form, AsyncCopy):
             reads = f.const(lanes("i8"), 1)  # 0 for nothing, 3 for some bytes
@@ -177,14 +181,14 @@ class _Function:
         elif isinstance(form, WarpExchange):
             value = group.read(*form.held)
             value = f.convert("zext", value, "i8") if form.held[1] == "pred" else value
-            f.store(value, fields.pointer("addresses") + group.t * _held_size(form))
+            f.store(value, fields.pointer("own_addresses") + group.t * _held_size(form))
 
     def _private(self, indices: range) -> set[int]:
         """Return the slots of registers that only these instructions name, and write first."""
         translation, inside, first = self._translation, Counter[int](), dict[int, bool]()
         for index in indices:
-            form, instruction = translation.forms[index], self._instructions[index]
-            slots = translation.slots(instruction)
+            form = translation.forms[index]
+            slots = translation.slots(index)
             inside.update(slots)
             sources = form.sources if isinstance(form, Compute) else ()
             read = {translation.program.slots.get(name) for name in names_of([each for each, _ in sources])}
@@ -232,6 +236,10 @@ class _Group:
         """Return the values of a register as a NumPy type."""
         f, stored = self._f, self._translation.stored[slot]
         known = self._values.setdefault(slot, {})
+        if not known and slot in self._translation.uniform:  # cheaper computed again than loaded
+            written = [*self._written]
+            self._function.instruction(self, self._translation.forms[self._translation.uniform[slot]])
+            self._written, known = written, self._values[slot]
         if not known:
             stored_lanes = f.load(
                 lanes(memory_type(stored)), self._function.pointer(slot) + self.t * SIZES[memory_type(stored)]

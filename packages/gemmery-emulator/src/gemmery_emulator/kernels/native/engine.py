@@ -7,10 +7,10 @@ array for each register. Whoever runs next gets those that the other may have ch
 from __future__ import annotations
 
 import ctypes
+import functools
 import time
 import warnings
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -72,9 +72,15 @@ def engine(machine: LockStep) -> BlockEngine | None:
         if native.eager or (any(native.fit) and ways.settled != machine.launch.parameters):
             block_engine = BlockEngine(machine, native, ways)
     if reason and way == "compiled":
-        text = f"GEMMERY_EMULATOR=compiled: {program.kernel.name} runs by NumPy, at least in part: {reason}"
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        tell(program.kernel.name, reason)
     return block_engine
+
+
+@functools.cache
+def tell(kernel: str, reason: str) -> None:
+    """Say once why a kernel, or some of its blocks, are not compiled where all should be."""
+    text = f"GEMMERY_EMULATOR=compiled: {kernel} runs by NumPy, at least in part: {reason}"
+    warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 def _unsuited(machine: LockStep) -> str:
@@ -212,7 +218,7 @@ class BlockEngine:
             if why > frames.END:
                 self._finish_inside(at, why - frames.INSIDE, mask)
             if block.way:
-                self._export(self._translation.slots(self._program.kernel.instructions[block.last - 1]))
+                self._export(self._translation.slots(block.last - 1))
             machine.end_block(block, mask, at)
         return steps
 
@@ -255,11 +261,11 @@ class BlockEngine:
     def _finish_inside(self, at: int, index: int, mask: Mask) -> None:
         """Execute an instruction by NumPy and the rest of its block by compiled code, as far as that comes."""
         block, translation = self._program.blocks[at], self._translation
-        instructions, last = self._program.kernel.instructions, block.last - bool(block.way)
+        last = block.last - bool(block.way)
         flags = self._full if mask is None else self._mask
         part = _part(self._native.code[at])
         while True:
-            slots = translation.slots(instructions[index])
+            slots = translation.slots(index)
             self._export(slots)
             if self._copies is not None and isinstance(translation.forms[index], AsyncCopy | CopyGroup):
                 self._copies.give_back()
@@ -317,7 +323,7 @@ class BlockEngine:
             "every_lane": own.every_lane, "before": own.touched[0], "where": own.touched[1],
             "stamps": own.touched[2], "who": own.touched[3], "goes": own.goes, "blocks": self._blocks.words,
             "access": self._accesses.words, "found": own.found, "read_found": own.read_found,
-            "sources": own.sources, "reads": own.reads,
+            "own_addresses": own.addresses, "sources": own.sources, "reads": own.reads,
             "parameters": machine.parameters, "memory": machine.memory.data, "shared": machine.shared.data,
             "bases": own.bases, "arrays": self._arrays, "entries": self._entries, "slots": self._slots,
         }  # fmt: skip
@@ -327,7 +333,7 @@ class BlockEngine:
         self._copies: CopyRows | None = None
         if any(isinstance(form, AsyncCopy) for form in translation.forms):
             self._copies = CopyRows(machine, self._context, self._accesses, own, translation)
-        written = {slot for each in program.kernel.instructions for slot in translation.slots(each)}
+        written = set(translation.mentions)
         self._written = sorted(written)
         self._exported = dict.fromkeys(self._values, 0)  # the run after which each was copied to the machine
         self._changed = set(self._values)
@@ -342,7 +348,7 @@ class BlockEngine:
         self._unseen = dict[int, list[int]]()
         functions = turns()
         for number, (index, form) in enumerate(translation.records):
-            record = partial(self._accesses.set, row=number)
+            record = functools.partial(self._accesses.set, row=number)
             if isinstance(form, CopyGroup):
                 fields = {"call": functions["group"], "stores": form.commits, "pending": form.pending}
             else:
@@ -404,8 +410,8 @@ class BlockEngine:
     def _slots_of(self, at: int) -> list[int]:
         if at not in self._of_block:
             block, slots_read = self._program.blocks[at], dict[int, None]()
-            for each in self._program.kernel.instructions[block.first : block.last]:
-                slots_read |= dict.fromkeys(self._translation.slots(each))
+            for index in range(block.first, block.last):
+                slots_read |= dict.fromkeys(self._translation.slots(index))
             self._of_block[at] = list(slots_read)
         return self._of_block[at]
 

@@ -24,7 +24,7 @@ FLAGS = 8  # bytes beyond the threads in arrays of flags
 # A launch: sizes, where threads are, buffers by thread, tables of blocks and registers, memory, races, counts.
 CONTEXT = [
     "threads", "block_threads", "warps", "stop", "at", "uniform", "steps", "budget", "elapsed", "ended", "places",
-    "mask", "full", "ran", "registers", "addresses", "sources", "reads", "lanes", "every_lane", "before", "where",
+    "mask", "full", "ran", "registers", "addresses", "own_addresses", "sources", "reads", "lanes", "every_lane", "before", "where",
     "stamps", "who", "goes", "blocks", "access", "parameters", "memory", "shared", "bases", "shared_limit", "arrays",
     "array_count", "alike", "clocked", "known", "clock", "each_warp", "ticks", "clock_limit", "many", "seen_by_all",
     "begins", "own_lane", "own_stamp", "own_clock", "written", "read", "read_too", "shift", "races", "grid", "narrow",

@@ -112,6 +112,7 @@ class Translation:
             if isinstance(form, Move | AsyncCopy | CopyGroup):
                 self.number[index] = len(self.records)
                 self.records += [(index, each) for each in (form.ends if isinstance(form, AsyncCopy) else (form,))]
+        self._slots = [self._slots_of(instruction) for instruction in program.kernel.instructions]
         self.stored = [value.dtype.str[1:] if value.dtype.kind != "b" else "?" for value in program.zeros]
 
     # ---- forms ----
@@ -295,8 +296,11 @@ class Translation:
 
     # ---- registers ----
 
-    def slots(self, instruction: Instruction) -> list[int]:
+    def slots(self, index: int) -> list[int]:
         """Return the slots of registers that an instruction names."""
+        return self._slots[index]
+
+    def _slots_of(self, instruction: Instruction) -> list[int]:
         guard = () if instruction.guard is None else (instruction.guard,)
         known = self.program.slots
         return list(dict.fromkeys(known[name] for name in names_of((*instruction.operands, *guard)) if name in known))
@@ -304,12 +308,41 @@ class Translation:
     @cached_property
     def mentions(self) -> Counter[int]:
         """In how many instructions each register is named."""
-        return Counter(slot for each in self.program.kernel.instructions for slot in self.slots(each))
+        return Counter(slot for slots in self._slots for slot in slots)
+
+    @cached_property
+    def uniform(self) -> dict[int, int]:
+        """The registers that have one value for all threads, from parameters alone, and the instruction that gives it."""
+        slots, known, writers = self.program.slots, dict[int, int](), makers(self.program.kernel)
+        for index, form in enumerate(self.forms):
+            names = [name for name in names_of(_targets(form)) if name != "_"]
+            alone = all(len(writers.get(name, ())) == 1 for name in names)
+            sources = form.sources if isinstance(form, Compute) else ()
+            plain = all(isinstance(each, Immediate) or _slot(slots, each) in known for each, _ in sources)
+            if names and alone and plain and (isinstance(form, BlockParameter) or sources):
+                known.update((slots[name], index) for name in names)
+        return known
+
+    def address_slot(self, form: Form | None) -> int | None:
+        """Return the register that holds the addresses of an access, if one does as they are."""
+        if not isinstance(form, Move) or not isinstance(base := form.place.base, Register) or form.place.offset:
+            return None
+        return self.program.slots[base.name] if STORED[base.type][1] == "8" else None
 
     def share(self, block: Block) -> float:
         """Return the part of a block's instructions that have code."""
         forms = self.forms[block.first : block.last - bool(block.way)]
         return sum(form is not None for form in forms) / len(forms) if forms else 1.0
+
+
+def _targets(form: Form | None) -> tuple[Operand, ...]:
+    if isinstance(form, BlockParameter):
+        return form.elements
+    return tuple(target for target, _ in form.targets) if isinstance(form, Compute) else ()
+
+
+def _slot(slots: dict[str, int], operand: Operand) -> int | None:
+    return slots.get(operand.name) if isinstance(operand, Register) else None
 
 
 def _writable(target: tuple[Operand, str]) -> bool:

@@ -59,7 +59,6 @@ class _Function:
         forms = translation.forms
         cuts = [index for index in range(block.first, last) if not isinstance(forms[index], Compute | BlockParameter)]
         params = (("ptr", "ctx"), ("ptr", "mask"), ("i64", "start"))
-        self._pointers: dict[int, Value] = {}
         with module.function(f"block_{number}", *params, returns="i64") as f:
             self._f, self._fields = f, FrameFields(f, f["ctx"], CONTEXT)
             f._slots.append(f"  %context_registers = getelementptr i8, ptr %ctx, i64 {self._at('registers')}")
@@ -120,7 +119,7 @@ class _Function:
         """Let the lanes of each warp exchange what they hold."""
         f = self._f
         with self._group() as group:
-            held = self._fields.pointer("own_addresses") + (group.t & -WARP) * _held_size(form)
+            held = group.pointer("own_addresses") + (group.t & -WARP) * _held_size(form)
             values = [group.read(*source) for source in form.sources]
             results: Any = form.emit(f, held, group.t, *values)
             results = results if isinstance(results, tuple) else (results,)
@@ -143,7 +142,7 @@ class _Function:
                 goes = group.read(guard, "pred")
                 if self._instructions[block.last - 1].negated:
                     goes = flipped(f, goes)
-                f.store(f.convert("zext", goes, "i8"), self._fields.pointer("goes") + group.t)
+                f.store(f.convert("zext", goes, "i8"), group.pointer("goes") + group.t)
             group.finish(self._private(indices))
 
     def instruction(self, group: _Group, form: Form | None) -> None:
@@ -151,7 +150,7 @@ class _Function:
         if isinstance(form, BlockParameter):
             element = TYPES[NUMPY[form.kind]]
             for number, operand in enumerate(form.elements):
-                at = self._fields.pointer("parameters") + (form.offset + number * SIZES[element])
+                at = group.pointer("parameters") + (form.offset + number * SIZES[element])
                 group.write(operand, form.kind, f.broadcast(f.load(element, at), LANES))
             return
         assert isinstance(form, Compute)
@@ -163,11 +162,11 @@ class _Function:
 
     def _hand_over(self, group: _Group, form: Form | None) -> None:
         """Store what an access or an exchange takes: addresses, who reads, or what each lane holds."""
-        f, fields = self._f, self._fields
+        f = self._f
         moves = (form,) if isinstance(form, Move) else form.ends[::-1] if isinstance(form, AsyncCopy) else ()
         moves = () if self._translation.address_slot(form) is not None else moves
         for move, name in zip(moves, ("own_addresses", "sources"), strict=False):
-            f.store(group.address(move.place), fields.pointer(name) + group.t * WORD)
+            f.store(group.address(move.place), group.pointer(name) + group.at(WORD))
         if isinstance(form, AsyncCopy):
             reads = f.const(lanes("i8"), 1)  # 0 for nothing, 3 for some bytes
             if form.size is not None:
@@ -177,11 +176,11 @@ class _Function:
                 else:
                     whole = emit(f, "icmp uge", lanes("i1"), size, f.const(size.type, form.ends[0].width))
                     reads = f.select(size.equals(0), f.zero(reads.type), f.select(whole, reads, f.const(reads.type, 3)))
-            f.store(reads, fields.pointer("reads") + group.t)
+            f.store(reads, group.pointer("reads") + group.t)
         elif isinstance(form, WarpExchange):
             value = group.read(*form.held)
             value = f.convert("zext", value, "i8") if form.held[1] == "pred" else value
-            f.store(value, fields.pointer("own_addresses") + group.t * _held_size(form))
+            f.store(value, group.pointer("own_addresses") + group.at(_held_size(form)))
 
     def _private(self, indices: range) -> set[int]:
         """Return the slots of registers that only these instructions name, and write first."""
@@ -200,13 +199,8 @@ class _Function:
         return _Group(self._translation, self._f, self)
 
     def pointer(self, slot: int) -> Value:
-        """Return the address of a register's values."""
-        if slot not in self._pointers:
-            f = self._f
-            f._slots.append(f"  %slot{slot} = getelementptr i8, ptr %registers, i64 {WORD * slot}")
-            f._slots.append(f"  %values{slot} = load ptr, ptr %slot{slot}, align 8")
-            self._pointers[slot] = Value(f, "ptr", f"%values{slot}")
-        return self._pointers[slot]
+        """Load the address of a register's values."""
+        return self._f.load("ptr", Value(self._f, "ptr", "%registers") + WORD * slot, 8)
 
 
 class _Group:
@@ -216,10 +210,13 @@ class _Group:
         self._translation, self._f, self._function = translation, f, function
         self._values: dict[int, dict[str, Value]] = {}  # by slot and NumPy type
         self._written: list[int] = []
+        self._ahead = list[str]()  # what comes before the loop
+        self._pointers: dict[int | str, Value] = {}
+        self._offsets: dict[int, Value] = {}
 
     def __enter__(self) -> _Group:
         f = self._f
-        threads = self._function._fields.get("threads")
+        threads, self._start = self._function._fields.get("threads"), len(f._lines)
         self._loop = f.loop(0, threads, LANES)
         self.t = self._loop.__enter__()
         flags = f.load(vector(LANES, "i8"), f["mask"] + self.t)
@@ -231,6 +228,22 @@ class _Group:
     def __exit__(self, *rest: Any) -> None:
         self._some.__exit__(None, None, None)
         self._loop.__exit__(None, None, None)
+        self._f._lines[self._start : self._start] = self._ahead
+
+    def pointer(self, of: int | str) -> Value:
+        """Return the address of a register's values, or one of the launch, loaded once for all threads."""
+        if of not in self._pointers:
+            self._f._lines, lines = self._ahead, self._f._lines
+            load = self._function._fields.pointer if isinstance(of, str) else self._function.pointer
+            self._pointers[of] = load(of)  # type: ignore[arg-type]
+            self._f._lines = lines
+        return self._pointers[of]
+
+    def at(self, size: int) -> Value:
+        """Return the offset of the threads' values of so many bytes."""
+        if size not in self._offsets:
+            self._offsets[size] = self.t * size
+        return self._offsets[size]
 
     def _of(self, slot: int, dtype: str) -> Value:
         """Return the values of a register as a NumPy type."""
@@ -241,9 +254,7 @@ class _Group:
             self._function.instruction(self, self._translation.forms[self._translation.uniform[slot]])
             self._written, known = written, self._values[slot]
         if not known:
-            stored_lanes = f.load(
-                lanes(memory_type(stored)), self._function.pointer(slot) + self.t * SIZES[memory_type(stored)]
-            )
+            stored_lanes = f.load(lanes(memory_type(stored)), self.pointer(slot) + self.at(SIZES[memory_type(stored)]))
             known[stored] = (
                 emit(f, "icmp ne", lanes("i1"), stored_lanes, f.zero(stored_lanes.type))
                 if stored == "?"
@@ -304,18 +315,11 @@ class _Group:
             if private is not None and slot in private:
                 continue
             stored = self._translation.stored[slot]
-            place = self._function.pointer(slot) + self.t * SIZES[memory_type(stored)]
+            place = self.pointer(slot) + self.at(SIZES[memory_type(stored)])
             value = self._values[slot][stored]
             stored_lanes.append((place, f.convert("zext", value, "i8") if stored == "?" else value))
-        if not stored_lanes:
-            return
-        # A store with a mask costs more than a branch around a plain one.
-        with f.if_(f.bitcast(self.mask, f"i{LANES}").equals(-1)):
-            for place, value in stored_lanes:
-                f.store(value, place)
-        with f.else_():
-            for place, value in stored_lanes:
-                f.store(f.select(self.mask, value, f.load(value.type, place)), place)
+        for place, value in stored_lanes:
+            f.store(f.select(self.mask, value, f.load(value.type, place)), place)
 
 
 def viewed(f: Function, value: Value, stored: str, dtype: str) -> Value:

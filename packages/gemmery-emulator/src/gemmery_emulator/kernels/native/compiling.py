@@ -27,7 +27,7 @@ FEW, SOME = 1 / 32, 1 / 4
 USUAL, USUAL_THREAD = 10e-6, 1.5e-9
 STEP, THREAD = 2e-6, 0.25e-9
 ACCESS, ACCESS_THREAD = 20e-6, 5e-9
-MODULE, INSTRUCTION = 30e-3, 0.8e-3
+MODULE, INSTRUCTION = 10e-3, 0.25e-3
 CHUNK, CHUNK_THREAD = 0.3e-3, 20e-9
 SURELY = 0.25  # of that least, which NumPy surely takes
 CALL, CALL_THREAD = 30e-6, 2e-9
@@ -37,7 +37,7 @@ SOON, OFTEN = 5e-3, 2  # seconds before blocks are chosen, which were executed s
 
 @dataclass
 class Ways:
-    """What chunks of a kernel took both ways, in seconds for each second of work: of blocks with code, as estimated.
+    """What chunks of a kernel took both ways, in seconds for each second of work: of blocks that may have code, as estimated.
 
     Each way is tried twice, because the first time is slower; NumPy only where it may win.
     """
@@ -51,18 +51,23 @@ class Ways:
 
     def prefers_compiled(self, work: float, threads: int) -> bool:
         """Whether so much work is faster by compiled blocks, as far as is known."""
-        by_numpy, compiled = self.tries
+        numpys, compiled = self.tries
         if compiled < 2:
-            return CHUNK + CHUNK_THREAD * threads < work * (self.by_numpy if by_numpy else 1.0)
-        seconds = self.fixed + self.compiled * work
-        return seconds < work * (SURELY if by_numpy < 2 else self.by_numpy)
+            return CHUNK + CHUNK_THREAD * threads < work * (self.by_numpy if numpys else 1.0)
+        least = SURELY if not numpys else self.by_numpy / 2 if numpys == 1 else self.by_numpy
+        return self.fixed + self.compiled * work < work * least
 
-    def ran(self, seconds: float, numpys: float, compiled: float, fixed: float) -> None:
-        """Note what a chunk took, with so much work of either way."""
+    def forget(self) -> None:
+        """Forget what compiled blocks took, because there are more of them now."""
+        self.compiled = self.fixed = inf
+        self.tries, self.settled = (self.tries[0], 0), None
+
+    def ran(self, seconds: float, numpys: float, compiled: float, fixed: float, late: float) -> None:
+        """Note what a chunk took, with so much work of either way, `late` of it by NumPy though there was code."""
         self.work = numpys + compiled
         if numpys and not compiled:
             self.by_numpy, self.tries = min(self.by_numpy, seconds / numpys), (self.tries[0] + 1, self.tries[1])
-        elif numpys < compiled / 8:
+        elif late < compiled / 8:
             self.fixed, self.tries = min(self.fixed, fixed), (self.tries[0], self.tries[1] + 1)
             self.compiled = min(self.compiled, max(seconds - fixed, 0.0) / self.work)
 
@@ -163,7 +168,8 @@ class Native:
         """Compile blocks, or load them from the cache."""
         if not blocks:
             return
-        self.ways.clear()
+        for ways in self.ways.values():
+            ways.forget()
         text = self._text(blocks)
         functions = jit.load(self.target, _name(text), lambda: text)
         self.code |= {int(each.partition("_")[2]): address for each, address in functions.items()}

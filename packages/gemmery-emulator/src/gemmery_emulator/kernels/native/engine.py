@@ -112,7 +112,7 @@ class BlockEngine:
         self._pause, self._pauses = 0, PAUSE
         self._ways = ways
         self._began, self._busy, self._fixed = time.thread_time(), native.busy, 0.0
-        self._spent = 0.0  # what NumPy needed for blocks that have code, in seconds of work
+        self._spent = self._late = 0.0  # NumPy's work: blocks that may have code, and those that have
         self._stale = 0  # the number of the latest compiled run
         self.ran: Mask = None  # the threads of the latest run
 
@@ -133,8 +133,10 @@ class BlockEngine:
             self._ways = Ways()  # this chunk is no measure of either way
             if self._ready:
                 self._bind_blocks()
-        elif at in self._native.code:
-            self._spent += self._native.seconds(at, self._machine.threads)
+        elif self._native.fit[at]:
+            work = self._native.seconds(at, self._machine.threads)
+            self._spent += work
+            self._late += work if at in self._native.code else 0.0
 
     def _tell_fetched(self) -> None:
         """Tell the recorder of pictures what compiled blocks loaded, before it sees what is stored."""
@@ -170,7 +172,7 @@ class BlockEngine:
                     counters.branched(block.last - 1, *branches)
             self._fixed += time.thread_time() - begun
         seconds = time.thread_time() - self._began - (native.busy - self._busy)
-        self._ways.ran(seconds, self._spent, work, self._fixed)
+        self._ways.ran(seconds, self._spent, work, self._fixed, self._late)
         self._ways.settle(machine.launch.parameters, machine.threads)
 
     # ---- running ----

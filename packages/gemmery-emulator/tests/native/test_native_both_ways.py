@@ -68,11 +68,13 @@ COPIES = """
 """
 PLAIN |= {
     "votes": """int s = t; for (int j = 0; j < n; j++) { s += __ballot_sync(~0u, (s ^ j) & 4) & 255;
-        if (__any_sync(~0u, s > 9000)) s -= 9000; s += __all_sync(~0u, s > j) - __all_sync(~0u, s == s + j); } x[i] = s;""",
+        if (__any_sync(~0u, s > 9000)) s -= 9000;
+        s += __all_sync(~0u, s > j) - __all_sync(~0u, s == s + j); } x[i] = s;""",
     "warp sums": """int s = t; for (int j = 0; j < n; j++) { s += __reduce_add_sync(~0u, s & 15) % 7;
         s ^= __reduce_max_sync(~0u, s - 40) & 3; s -= __reduce_min_sync(~0u, (unsigned)s) % 5; } x[i] = s;""",
     "all shuffles": """float s = t; for (int j = 0; j < n; j++) { s += __shfl_up_sync(~0u, s, j & 7) * 0.5f;
-        s -= __shfl_down_sync(~0u, s, j & 3, 8); s = s * 0.5f + __shfl_sync(~0u, s, (t * 5 + j) & 31, 16); } x[i] = s;""",
+        s -= __shfl_down_sync(~0u, s, j & 3, 8);
+        s = s * 0.5f + __shfl_sync(~0u, s, (t * 5 + j) & 31, 16); } x[i] = s;""",
     "a warp of two": """float s = t; for (int j = 0; j < n; j++) { if (t < 32) s += __shfl_xor_sync(~0u, s, 3) * 0.5f;
         else s -= y[t]; } x[i] = s;""",
     "copies": """__shared__ float s[3][64]; COPY(&s[0][t], y + t, 4); COMMIT; float v = 0;
@@ -208,8 +210,7 @@ POWERS = """float s = t; for (int j = 0; j < n; j++) asm volatile("ex2.approx.ft
 def test_a_block_without_code_is_told_once(body, reason, both):
     tell.cache_clear()
     with pytest.warns(RuntimeWarning, match="f runs by NumPy") as warned:
-        for blocks in (4, 5):
-            both(body, blocks=blocks)
+        assert [len(both(body, blocks=blocks)) for blocks in (4, 5)] == [2, 2]
     assert [reason in str(each.message) for each in warned] == [True]
 
 

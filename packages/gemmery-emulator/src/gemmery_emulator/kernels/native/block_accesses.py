@@ -17,27 +17,7 @@ from gemmery.banks import WARP
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.ir_types import vector
 from gemmery_emulator.kernels.native import frames
-from gemmery_emulator.kernels.native.frames import (
-    ACCESS,
-    CONTEXT,
-    ENTRY,
-    LANES,
-    RELATIVE,
-    WORD,
-    FrameFields,
-    bits_of,
-    both,
-    byte,
-    called,
-    flagged,
-    leave,
-    leave_if,
-    listed,
-    number_of,
-    over,
-    put,
-    word,
-)
+from gemmery_emulator.kernels.native.frames import ACCESS, CONTEXT, ENTRY, LANES, RELATIVE, WORD, FrameFields
 
 _HALVES = range(0, WARP, LANES)
 _DRAW = random.Random(0)
@@ -62,28 +42,28 @@ class _Warp:
 
     def __init__(self, f: Function, g: FrameFields, mask: Value, t: Value) -> None:
         self._f, self._g, self._mask, self._t = f, g, mask, t
-        self.bits = bits_of(f, flagged(f, mask, t, WARP))
+        self.bits = g.bits_of(g.flagged(mask, t, WARP))
 
     def read(self, whole: bool) -> None:
         """Load the addresses; `whole` where all lanes are known to be active."""
         f, addresses = self._f, self._g.pointer("addresses")
         first = f.index(0) if whole else f.intrinsic("llvm.cttz.i64", "i64", self.bits, Value(f, "i1", "true"))
-        self.line = word(f, addresses, self._t + first) & -128
+        self.line = self._g.word(addresses, self._t + first) & -128
         base = f.broadcast(self.line, LANES)
         self.relative = [f.load(_WIDE, addresses + (self._t + half) * WORD) - base for half in _HALVES]
         if not whole:
-            self._masks = [flagged(f, self._mask, self._t + half) for half in _HALVES]
+            self._masks = [self._g.flagged(self._mask, self._t + half) for half in _HALVES]
             each = zip(self._masks, self.relative, strict=True)
             self.relative = [f.select(mask, own, f.zero(_WIDE)) for mask, own in each]
 
     def same(self, entry: Value, own: Value) -> Value:
         """Whether an entry is for this access by these lanes."""
         f = self._f
-        equal = both(f, f.load("i64", entry, 8).equals(own), f.load("i64", entry + WORD, 8).equals(self.bits))
+        equal = self._g.both(f.load("i64", entry, 8).equals(own), f.load("i64", entry + WORD, 8).equals(self.bits))
         apart = f.zero(_WIDE)
         for half, relative in zip(_HALVES, self.relative, strict=True):
             apart = apart | (f.load(_WIDE, entry + (RELATIVE + half) * WORD) ^ relative)
-        return both(f, equal, f.intrinsic(f"llvm.vector.reduce.or.v{LANES}i64", "i64", apart).equals(0))
+        return self._g.both(equal, f.intrinsic(f"llvm.vector.reduce.or.v{LANES}i64", "i64", apart).equals(0))
 
     def bounds(self) -> tuple[Value, ...]:
         """Return the least and the greatest of the active lanes' addresses, and all their bits."""
@@ -116,7 +96,7 @@ def _seek(module: Module) -> None:
         hashed = warp.hashed(f["own"])
         at, place = f.var((hashed >> 32) & (frames.SLOTS - 1)), f.var(f.index(0))
         with f.while_() as again:
-            place.value = listed(f, slots, at.value) - 1
+            place.value = g.listed(slots, at.value) - 1
             with f.if_(place.value < 0):
                 used = g.get("used")
                 place.value = used
@@ -142,8 +122,8 @@ def _form(f: Function, d: FrameFields, bits: Value, relative: Sequence[Value]) -
         equal, following = (
             f.bitcast(own.equals(expected), f"i{LANES}").equals(-1) for expected in (start, start + steps)
         )
-        grouped = both(f, grouped, f.emit("i1", f"or {equal}, {following.text}"))
-    return number_of(f, grouped)
+        grouped = d.both(grouped, f.emit("i1", f"or {equal}, {following.text}"))
+    return d.number_of(grouped)
 
 
 def _look(module: Module) -> None:
@@ -158,12 +138,12 @@ def _look(module: Module) -> None:
             warp = _Warp(f, g, f["mask"], t)
             place.value = f.index(frames.NOT_ACTIVE)
             with f.if_(paired):
-                own.value = number + ((word(f, other_end, t >> 5) + 1) << frames.PAIR_AT)
+                own.value = number + ((g.word(other_end, t >> 5) + 1) << frames.PAIR_AT)
 
             def seek(whole: bool, warp: _Warp = warp, t: Value = t) -> None:
                 warp.read(whole)
                 with f.if_(f.emit("i1", f"xor {warp.same(entries + latest.value * (ENTRY * WORD), own.value)}, true")):
-                    latest.value = called(f, "seek", f["ctx"], f["desc"], f["mask"], t, own.value)
+                    latest.value = g.called("seek", f["ctx"], f["desc"], f["mask"], t, own.value)
                 place.value = latest.value
                 entry = entries + latest.value * (ENTRY * WORD)
                 low, high, joined = (f.load("i64", entry + each * WORD, 8) for each in frames.BOUNDS)
@@ -175,7 +155,7 @@ def _look(module: Module) -> None:
                 seek(True)
             with f.else_(), f.if_(warp.bits.differs(0)):
                 seek(False)
-            put(f, entry_of_warp, t >> 5, place.value)
+            g.put(entry_of_warp, t >> 5, place.value)
         for name, value in (("least", least), ("most", most), ("every", every)):
             g.set(name, value.value)
         d.set("latest", latest.value)
@@ -188,11 +168,11 @@ def _list(module: Module) -> None:
         g = FrameFields(f, f["ctx"], CONTEXT)
         threads, lanes, n = g.get("threads"), g.pointer("lanes"), f.var(f.index(0))
         f.store(g.pointer("every_lane"), g.at("listed"), 8)
-        leave_if(f, f.emit("i1", f"icmp eq {f['mask']}, {g.pointer('full').text}"), threads)
+        g.leave_if(f.emit("i1", f"icmp eq {f['mask']}, {g.pointer('full').text}"), threads)
         f.store(lanes, g.at("listed"), 8)
         with f.loop(0, threads) as t:
             f.store(f.emit("i32", f"trunc {t} to i32"), lanes + n.value * 4, 4)
-            n.value = n.value + byte(f, f["mask"], t)
+            n.value = n.value + g.byte(f["mask"], t)
         f.ret(n.value)
 
 
@@ -203,8 +183,8 @@ def _find(module: Module) -> None:
         g = FrameFields(f, f["ctx"], CONTEXT)
         arrays, place = g.pointer("arrays"), f.var(f.index(-1))
         with f.loop(0, g.get("array_count")) as k:
-            start, stop = word(f, arrays, k * 2), word(f, arrays, k * 2 + 1)
-            inside = both(f, f["address"] >= start, f["address"] + f["width"] <= stop)
+            start, stop = g.word(arrays, k * 2), g.word(arrays, k * 2 + 1)
+            inside = g.both(f["address"] >= start, f["address"] + f["width"] <= stop)
             place.value = f.select(inside, k, place.value)
         f.ret(place.value)
 
@@ -214,27 +194,27 @@ def _within(module: Module) -> None:
     with module.function("within", *OF_ACCESS, local=True, returns="i64") as f:
         g, d = frames_of(f)
         width, shared = d.get("width"), d.get("shared").differs(0)
-        leave_if(f, d.get("seen").equals(0))
-        leave_if(f, d.get("refused").differs(0))
-        leave_if(f, g.get("used") + g.get("warps") * 2 > f.index(frames.ENTRIES))
-        called(f, "look", f["ctx"], f["desc"], f["mask"])
+        g.leave_if(d.get("seen").equals(0))
+        g.leave_if(d.get("refused").differs(0))
+        g.leave_if(g.get("used") + g.get("warps") * 2 > f.index(frames.ENTRIES))
+        g.called("look", f["ctx"], f["desc"], f["mask"])
         least, most = g.get("least"), g.get("most")
-        leave_if(f, least > most, 0)  # nobody is active
-        leave_if(f, (g.get("every") & (width - 1)).differs(0))
+        g.leave_if(least > most, 0)  # nobody is active
+        g.leave_if((g.get("every") & (width - 1)).differs(0))
         with f.if_(shared):
             outside = f.emit("i1", f"or {least < 0}, {(most > g.get('shared_limit') - width).text}")
-            leave(f, number_of(f, outside))
+            g.leave(g.number_of(outside))
         arrays, addresses = g.pointer("arrays"), g.pointer("addresses")
-        place = f.var(called(f, "find", f["ctx"], least, width))
-        leave_if(f, place.value < 0)
-        leave_if(f, most + width <= word(f, arrays, place.value * 2 + 1), 0)
-        n = called(f, "list", f["ctx"], f["mask"])
+        place = f.var(g.called("find", f["ctx"], least, width))
+        g.leave_if(place.value < 0)
+        g.leave_if(most + width <= g.word(arrays, place.value * 2 + 1), 0)
+        n = g.called("list", f["ctx"], f["mask"])
         with f.loop(0, n) as i:
-            address = word(f, addresses, listed(f, g.pointer("listed"), i))
-            start, stop = word(f, arrays, place.value * 2), word(f, arrays, place.value * 2 + 1)
+            address = g.word(addresses, g.listed(g.pointer("listed"), i))
+            start, stop = g.word(arrays, place.value * 2), g.word(arrays, place.value * 2 + 1)
             with f.if_(f.emit("i1", f"or {address < start}, {(address + width > stop).text}")):
-                place.value = called(f, "find", f["ctx"], address, width)
-                leave_if(f, place.value < 0)
+                place.value = g.called("find", f["ctx"], address, width)
+                g.leave_if(place.value < 0)
         f.ret(f.index(0))
 
 
@@ -245,19 +225,19 @@ def _alike(module: Module) -> None:
         addresses, entry_of_warp, first_warps = g.pointer("addresses"), g.pointer("found"), g.get("block_threads") >> 5
         apart = f.var(f.zero(_WIDE))
         with f.loop(first_warps, g.get("warps")) as w:
-            like = over(f, w, first_warps, "urem")
-            place, t, there = word(f, entry_of_warp, w), like * WARP, w * WARP
-            bits = word(f, g.pointer("entries"), f.max(place, f.index(0)) * ENTRY + 1)
+            like = g.over(w, first_warps, "urem")
+            place, t, there = g.word(entry_of_warp, w), like * WARP, w * WARP
+            bits = g.word(g.pointer("entries"), f.max(place, f.index(0)) * ENTRY + 1)
             lane = f.intrinsic("llvm.cttz.i64", "i64", bits, Value(f, "i1", "false")) & (WARP - 1)
-            same = both(f, place.equals(word(f, entry_of_warp, like)), place >= 0)
-            moved = word(f, addresses, there + lane) ^ word(f, addresses, t + lane)
-            with f.if_(f.emit("i1", f"xor {both(f, same, moved.equals(0))}, true")):
+            same = g.both(place.equals(g.word(entry_of_warp, like)), place >= 0)
+            moved = g.word(addresses, there + lane) ^ g.word(addresses, t + lane)
+            with f.if_(f.emit("i1", f"xor {g.both(same, moved.equals(0))}, true")):
                 for half in _HALVES:
                     here = f.load(flags, mask + t + half)
                     unlike = f.load(flags, mask + there + half) ^ here
                     differs = f.load(_WIDE, addresses + (there + half) * WORD)
                     differs = differs ^ f.load(_WIDE, addresses + (t + half) * WORD)
-                    differs = f.select(flagged(f, mask, t + half), differs, f.zero(_WIDE))
+                    differs = f.select(g.flagged(mask, t + half), differs, f.zero(_WIDE))
                     apart.value = apart.value | f.convert("zext", unlike, "i64") | differs
         f.ret(f.intrinsic(f"llvm.vector.reduce.or.v{LANES}i64", "i64", apart.value))
 
@@ -268,16 +248,16 @@ def _in_order(module: Module) -> None:
         g, d = frames_of(f)
 
         def races(name: str, share: Value | None = None) -> None:
-            n = called(f, "list", f["ctx"], f["mask"])
-            n = n if share is None else over(f, n, share, "udiv")
-            leave(f, called(f, name, f["ctx"], f["desc"], g.pointer("listed"), n))
+            n = g.called("list", f["ctx"], f["mask"])
+            n = n if share is None else g.over(n, share, "udiv")
+            g.leave(g.called(name, f["ctx"], f["desc"], g.pointer("listed"), n))
 
         with f.if_(d.get("shared").differs(0)):
-            leave_if(f, g.get("races").equals(0), 0)
+            g.leave_if(g.get("races").equals(0), 0)
             with f.if_(g.get("alike") > f.index(1)):  # one block stands for all, as long as all do the same
-                leave_if(f, called(f, "unlike", f["ctx"], f["mask"]).differs(0))
+                g.leave_if(g.called("unlike", f["ctx"], f["mask"]).differs(0))
             races("shared_races", g.get("alike"))
-        leave_if(f, d.get("follows").equals(0), 0)
+        g.leave_if(d.get("follows").equals(0), 0)
         races("grid_races")
         f.ret(f.index(0))
 
@@ -288,10 +268,10 @@ def _tally(module: Module) -> None:
         g = FrameFields(f, f["ctx"], CONTEXT)
         entries, entry_of_warp = g.pointer("entries"), g.pointer("found")
         with f.loop(0, g.get("warps")) as w:
-            place = word(f, entry_of_warp, w)
+            place = g.word(entry_of_warp, w)
             with f.if_(place >= 0):
                 times = place * ENTRY + 2
-                put(f, entries, times, word(f, entries, times) + 1)
+                g.put(entries, times, g.word(entries, times) + 1)
         f.ret(f.index(0))
 
 
@@ -300,15 +280,15 @@ def _access(module: Module) -> None:
     with module.function("access", *OF_ACCESS, returns="i64") as f:
         g, d = frames_of(f)
         for check in ("within", "disordered"):
-            leave_if(f, called(f, check, f["ctx"], f["desc"], f["mask"]).differs(0))
-        called(f, "tally", f["ctx"], f["desc"], f["mask"])
+            g.leave_if(g.called(check, f["ctx"], f["desc"], f["mask"]).differs(0))
+        g.called("tally", f["ctx"], f["desc"], f["mask"])
         with f.if_(d.get("kept").differs(0)):  # for pictures of what a later store copies
             stored, threads = d.pointer("kept"), g.get("threads")
             with f.loop(0, threads, LANES) as t:
                 f.store(f.load(_WIDE, g.pointer("addresses") + t * WORD), stored + t * WORD)
                 f.store(f.load(vector(LANES, "i8"), f["mask"] + t), stored + (threads * WORD + t))
         with f.if_(d.get("elements").differs(0)):
-            called(f, "move", f["ctx"], f["desc"], f["mask"])
+            g.called("move", f["ctx"], f["desc"], f["mask"])
         f.ret(f.index(0))
 
 
@@ -328,21 +308,21 @@ def _move(module: Module) -> None:
             wide = vector(LANES, type_)
 
             def one_by_one(start: Value, count: int) -> None:
-                with f.loop(start, start + count) as lane, f.if_(byte(f, f["mask"], lane).differs(0)):
-                    offset = word(f, addresses, lane) + (word(f, bases, lane) & inside) + place * size
+                with f.loop(start, start + count) as lane, f.if_(g.byte(f["mask"], lane).differs(0)):
+                    offset = g.word(addresses, lane) + (g.word(bases, lane) & inside) + place * size
                     at, here = memory + offset, values + lane * size
                     source, to = (here, at) if stores else (at, here)
                     f.store(f.load(type_, source, size), to, size)
 
             with f.loop(0, warps) as warp:
-                entry, t = word(f, entry_of_warp, warp), warp * WARP
+                entry, t = g.word(entry_of_warp, warp), warp * WARP
                 with f.if_(entry >= f.index(0)):
-                    with f.if_(word(f, entries, entry * ENTRY + frames.FORM).differs(0)):
-                        base = word(f, bases, t) & inside
+                    with f.if_(g.word(entries, entry * ENTRY + frames.FORM).differs(0)):
+                        base = g.word(bases, t) & inside
                         with f.loop(t, t + WARP, LANES) as group:
-                            address, here = word(f, addresses, group), values + group * size
+                            address, here = g.word(addresses, group), values + group * size
                             there = memory + (address + base + place * size)
-                            equal = address.equals(word(f, addresses, group + 1))
+                            equal = address.equals(g.word(addresses, group + 1))
                             with f.if_(f.select(equal, Value(f, "i1", "false"), whole)):
                                 source, to = (here, there) if stores else (there, here)
                                 f.store(f.load(wide, source), to)
@@ -359,7 +339,7 @@ def _move(module: Module) -> None:
 
         for size in (4, 8):
             for place, name in enumerate(("first", "second", "third", "fourth")):
-                fits = both(f, d.get("size").equals(size), d.get("elements") > f.index(place))
+                fits = g.both(d.get("size").equals(size), d.get("elements") > f.index(place))
                 with f.if_(fits):
                     with f.if_(stores):
                         moves(size, True, place, name)

@@ -12,23 +12,7 @@ from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.ir_types import vector
 from gemmery_emulator.findings.races import CLOCK_AT, INDEX, INDEX_AT, THREAD, UNDER_WAY
 from gemmery_emulator.kernels.native.block_accesses import OF_ACCESS, frames_of
-from gemmery_emulator.kernels.native.frames import (
-    ACCESS,
-    CONTEXT,
-    COPY,
-    LANES,
-    WIDEST,
-    WORD,
-    FrameFields,
-    both,
-    byte,
-    called,
-    flagged,
-    leave_if,
-    over,
-    put,
-    word,
-)
+from gemmery_emulator.kernels.native.frames import ACCESS, CONTEXT, COPY, LANES, WIDEST, WORD, FrameFields
 
 _MOVED = {4: "i32", 8: "i64", 16: vector(2, "i64")}  # what holds so many bytes
 
@@ -64,7 +48,7 @@ def _readers(module: Module) -> None:
             f.intrinsic(f"llvm.vector.reduce.{how}.v{LANES}i8", "i8", each.value)
             for how, each in (("or", some), ("and", every))
         )
-        leave_if(f, (joined & 2).differs(0))
+        g.leave_if((joined & 2).differs(0))
         f.ret(f.emit("i64", f"zext {common.equals(1)} to i64") << 1)
 
 
@@ -78,13 +62,13 @@ def _begin(module: Module) -> None:
         record.set("group", g.get("committed"))
         with f.loop(0, threads, LANES) as t:
             place = f.load(wide, g.pointer("addresses") + t * WORD) + f.load(wide, g.pointer("bases") + t * WORD)
-            f.store(f.select(flagged(f, mask, t), place, f.const(wide, -1)), places + t * WORD)
+            f.store(f.select(g.flagged(mask, t), place, f.const(wide, -1)), places + t * WORD)
 
         def fetch(kind: str, size: int) -> None:
             with f.loop(0, threads) as t:
                 value = f.var(f.zero(kind))
-                with f.if_(byte(f, f["reads"], t).differs(0)):
-                    value.value = f.load(kind, memory + word(f, sources, t))
+                with f.if_(g.byte(f["reads"], t).differs(0)):
+                    value.value = f.load(kind, memory + g.word(sources, t))
                 f.store(value.value, data + t * size)
 
         _by_width(f, d.get("width"), fetch)
@@ -99,21 +83,21 @@ def _land(module: Module) -> None:
         record, data, places = _row(f, g, 0)
         d = FrameFields(f, record.pointer("desc"), ACCESS)
         threads, shift, written = g.get("threads"), g.get("shift"), g.pointer("written")
-        with f.if_(g.get("races").differs(0)), f.loop(0, over(f, threads, g.get("alike"), "udiv")) as t:
-            place = word(f, places, t)
+        with f.if_(g.get("races").differs(0)), f.loop(0, g.over(threads, g.get("alike"), "udiv")) as t:
+            place = g.word(places, t)
             with f.if_(place >= 0):
-                first = ((place - word(f, g.pointer("bases"), t)) >> shift) + word(f, g.pointer("begins"), t)
-                stamp = (word(f, g.pointer("clock"), t >> 5) << CLOCK_AT) + (d.get("mark") & ~UNDER_WAY)
-                stamp = stamp + word(f, g.pointer("own_lane"), t)
+                first = ((place - g.word(g.pointer("bases"), t)) >> shift) + g.word(g.pointer("begins"), t)
+                stamp = (g.word(g.pointer("clock"), t >> 5) << CLOCK_AT) + (d.get("mark") & ~UNDER_WAY)
+                stamp = stamp + g.word(g.pointer("own_lane"), t)
                 with f.loop(first, first + (d.get("width") >> shift)) as piece:
-                    then = word(f, written, piece)
+                    then = g.word(written, piece)
                     own = ((then ^ stamp) & (THREAD | INDEX << INDEX_AT)).equals(0)
-                    with f.if_(both(f, own, (then & UNDER_WAY).differs(0))):
-                        put(f, written, piece, stamp)
+                    with f.if_(g.both(own, (then & UNDER_WAY).differs(0))):
+                        g.put(written, piece, stamp)
 
         def write(kind: str, size: int) -> None:
-            with f.loop(0, threads) as t, f.if_(word(f, places, t) >= 0):
-                f.store(f.load(kind, data + t * size), g.pointer("shared") + word(f, places, t))
+            with f.loop(0, threads) as t, f.if_(g.word(places, t) >= 0):
+                f.store(f.load(kind, data + t * size), g.pointer("shared") + g.word(places, t))
 
         _by_width(f, d.get("width"), write)
         g.add("copy_first", 1)
@@ -129,27 +113,27 @@ def _copy(module: Module) -> None:
             (g.at(name), g.pointer(name), g.pointer(to))
             for name, to in (("addresses", "sources"), ("found", "read_found"))
         ]
-        leave_if(f, g.get("copy_count") >= g.get("copy_room"))
-        who, reads = called(f, "readers", ctx, mask), f.var(g.pointer("reads"))
-        leave_if(f, who.equals(1))
+        g.leave_if(g.get("copy_count") >= g.get("copy_room"))
+        who, reads = g.called("readers", ctx, mask), f.var(g.pointer("reads"))
+        g.leave_if(who.equals(1))
         with f.if_(who.equals(2)):
             reads.value = g.pointer("full")
 
         def at_source(name: str) -> Value:
             for field, _, source in ends:
                 f.store(source, field, 8)
-            result = called(f, name, ctx, desc, reads.value)
+            result = g.called(name, ctx, desc, reads.value)
             for field, target, _ in ends:
                 f.store(target, field, 8)
             return result
 
         target = ctx, desc + len(ACCESS) * WORD, mask
         for name in ("within", "disordered"):
-            leave_if(f, at_source(name).differs(0))
-            leave_if(f, called(f, name, *target).differs(0))
+            g.leave_if(at_source(name).differs(0))
+            g.leave_if(g.called(name, *target).differs(0))
         at_source("tally")
-        called(f, "tally", *target)
-        called(f, "begin", *target, reads.value)
+        g.called("tally", *target)
+        g.called("begin", *target, reads.value)
         f.ret(f.index(0))
 
 
@@ -157,12 +141,12 @@ def _group(module: Module) -> None:
     """Commit a group, or wait for all but the latest ones; 1 if Python has to, as where only some threads do."""
     with module.function("group", *OF_ACCESS, returns="i64") as f:
         g, d = frames_of(f)
-        leave_if(f, g.get("copy_room").equals(0))
-        leave_if(f, f.emit("i1", f"icmp ne {f['mask']}, {g.pointer('full').text}"))
+        g.leave_if(g.get("copy_room").equals(0))
+        g.leave_if(f.emit("i1", f"icmp ne {f['mask']}, {g.pointer('full').text}"))
         g.add("committed", d.get("stores"))
         newest = g.get("committed") - 1 - d.get("pending")
         with f.while_() as again:
             again.until(g.get("copy_count").equals(0))
             again.until(_row(f, g, 0)[0].get("group") > newest)
-            called(f, "land", f["ctx"])
+            g.called("land", f["ctx"])
         f.ret(f.index(0))

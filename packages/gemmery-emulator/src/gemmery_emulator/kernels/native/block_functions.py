@@ -18,7 +18,7 @@ from gemmery.banks import WARP
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.ir_types import SIZES, vector
 from gemmery_emulator.kernels.native.block_operations import TYPES, emit, flipped, lanes
-from gemmery_emulator.kernels.native.frames import ACCESS, CONTEXT, LANES, WORD, FrameFields, leave
+from gemmery_emulator.kernels.native.frames import ACCESS, CONTEXT, LANES, WORD, FrameFields
 from gemmery_emulator.kernels.native.translation import (
     AsyncCopy,
     BlockParameter,
@@ -78,7 +78,7 @@ class _Function:
                 elif isinstance(form, WarpExchange):
                     self._exchange(form)
                 elif form is None:
-                    leave(f, stop + 1)
+                    self._fields.leave(stop + 1)
                 else:
                     self._call(stop)
                     if isinstance(form, Move) and not translation.registers_of(form):
@@ -95,7 +95,7 @@ class _Function:
         f.store(fields.pointer("own_addresses") if slot is None else self.pointer(slot), fields.at("addresses"), 8)
         passed = f.result_of(f.load("ptr", record, 8), "i64", f["ctx"], record, f["mask"])
         with f.if_(passed.differs(0)):
-            leave(f, index + 1)
+            self._fields.leave(index + 1)
 
     def _convert(self, move: Move) -> None:
         """Move the data of an access that has passed, of another size than the registers."""

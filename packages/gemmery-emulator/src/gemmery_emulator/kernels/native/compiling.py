@@ -37,7 +37,7 @@ SOON, OFTEN = 5e-3, 2  # seconds before blocks are chosen, which were executed s
 
 @dataclass
 class Ways:
-    """What chunks of a kernel took both ways, in seconds for each second of work: of blocks that may have code, as estimated.
+    """What chunks of a kernel took both ways, in seconds for each second that is estimated for blocks with code.
 
     Each way is tried twice, because the first time is slower; NumPy only where it may win.
     """

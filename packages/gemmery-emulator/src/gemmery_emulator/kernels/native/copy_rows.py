@@ -64,8 +64,7 @@ class CopyRows:
         self._lent = False
         indices = {address: index for index, address in self._addresses.items()}
         first, under_way = self._context.get("copy_first"), list[Copy]()
-        for row in range(first, first + self._context.get("copy_count")):
-            row %= ROOM
+        for row in (np.arange(first, first + self._context.get("copy_count")) % ROOM).tolist():
             index = indices[self._rows.get("desc", row)]
             form: Any = self._translation.forms[index]
             threads = np.flatnonzero(self._places[row] >= 0)

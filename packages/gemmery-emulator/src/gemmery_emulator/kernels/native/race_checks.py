@@ -9,20 +9,7 @@ from collections.abc import Callable
 
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery_emulator.findings.races import CLOCK_AT, THREAD, UNDER_WAY
-from gemmery_emulator.kernels.native.frames import (
-    ACCESS,
-    CONTEXT,
-    FrameFields,
-    both,
-    called,
-    leave,
-    leave_if,
-    listed,
-    number_of,
-    over,
-    put,
-    word,
-)
+from gemmery_emulator.kernels.native.frames import ACCESS, CONTEXT, FrameFields
 
 
 def add_to(module: Module) -> None:
@@ -38,10 +25,10 @@ def _shared_unordered(module: Module) -> None:
     params = (("ptr", "ctx"), ("i64", "then"), ("i64", "own"), ("i64", "t"))
     with module.function("shared_unordered", *params, local=True, returns="i64") as f:
         g, then = FrameFields(f, f["ctx"], CONTEXT), f["then"]
-        leave_if(f, (then & UNDER_WAY).differs(0))
-        leave_if(f, ((then ^ f["own"]) & THREAD).equals(0), 0)
+        g.leave_if((then & UNDER_WAY).differs(0))
+        g.leave_if(((then ^ f["own"]) & THREAD).equals(0), 0)
         row = (f["t"] >> 5) * g.get("each_warp") + ((then & THREAD) >> 5)
-        f.ret(number_of(f, (then >> CLOCK_AT) > word(f, g.pointer("known"), row)))
+        f.ret(g.number_of((then >> CLOCK_AT) > g.word(g.pointer("known"), row)))
 
 
 def _grid_unordered(module: Module) -> None:
@@ -51,14 +38,14 @@ def _grid_unordered(module: Module) -> None:
         g, then, t = FrameFields(f, f["ctx"], CONTEXT), f["then"], f["t"]
         someone, one_block = g.get("someone"), g.get("one_block")
         apart = then ^ f["own"]
-        leave_if(f, (apart & someone).equals(0), 0)
-        leave_if(f, (apart & one_block).differs(0))
+        g.leave_if((apart & someone).equals(0), 0)
+        g.leave_if((apart & one_block).differs(0))
         threads, warps = g.get("block_threads"), g.get("each_warp")
         second = (then & (someone - one_block)) >> g.get("thread_at")
-        block = over(f, t, threads, "udiv") * g.get("many")
-        own_warp = over(f, t, threads, "urem") >> 5
+        block = g.over(t, threads, "udiv") * g.get("many")
+        own_warp = g.over(t, threads, "urem") >> 5
         row = (block * warps + own_warp) * warps + (second >> 5)
-        f.ret(number_of(f, (then >> g.get("clock_at")) > word(f, g.pointer("known"), row)))
+        f.ret(g.number_of((then >> g.get("clock_at")) > g.word(g.pointer("known"), row)))
 
 
 Each = Callable[[Value, Value, Value], None]  # what to do with an element: its number, its place and its stamp
@@ -75,67 +62,66 @@ class _Touched:
 
     def at(self, table: Value, place: Value) -> Value:
         """Load the stamp of a place."""
-        return word(self.f, table, place)
+        return self.g.word(table, place)
 
     def store(self, table: Value, place: Value, stamp: Value) -> None:
         """Store the stamp of a place."""
-        put(self.f, table, place, stamp)
+        self.g.put(table, place, stamp)
 
     def touch(
         self, shift: Value, own: Callable[[Value], tuple[Value, Value]], check: Callable[[Value, Value, Value], None]
     ) -> None:
-        """List what is touched and check it: `own` gives a thread's first place and the row of its clock, and its stamp.
-
-        `check` takes the place, the stamp and the thread.
+        """List what is touched and check it: `own` gives where a thread's places begin and its stamp; `check` takes a
+        place, a stamp and a thread.
         """
         f, pieces = self.f, self.d.get("width") >> shift
         self._count = f["n"] * pieces
         with f.loop(0, f["n"]) as i:
-            t = listed(f, f["lanes"], i)
+            t = self.g.listed(f["lanes"], i)
             begin, stamp = own(t)
-            first = (word(f, self._addresses, t) >> shift) + begin
+            first = (self.g.word(self._addresses, t) >> shift) + begin
             with f.loop(0, pieces) as piece:
                 place = first + piece
                 for table, value in ((self._where, place), (self._stamps, stamp), (self._threads, t)):
-                    put(f, table, i * pieces + piece, value)
+                    self.g.put(table, i * pieces + piece, value)
                 check(place, stamp, t)
 
     def clock(self, row: Value) -> Value:
         """Return the clock of a warp."""
-        return word(self.f, self._clock, row)
+        return self.g.word(self._clock, row)
 
     def thread(self, number: Value) -> Value:
         """Return the thread of an element."""
-        return word(self.f, self._threads, number)
+        return self.g.word(self._threads, number)
 
     def each(self, body: Each, backwards: bool = False) -> None:
         """For each element: its number, its place and its stamp."""
         f = self.f
         with f.loop(0, self._count) as k:
             number = self._count - 1 - k if backwards else k
-            body(number, word(f, self._where, number), word(f, self._stamps, number))
+            body(number, self.g.word(self._where, number), self.g.word(self._stamps, number))
 
     def replace(self, table: Value) -> None:
         """Keep the stamps in a table, and in `before` those that it had."""
-        self.each(lambda number, place, stamp: put(self.f, self.before, number, self.at(table, place)))
+        self.each(lambda number, place, stamp: self.g.put(self.before, number, self.at(table, place)))
         self.each(lambda number, place, stamp: self.store(table, place, stamp))
 
     def written(self, table: Value, lost: Callable[[Value, Value], Value]) -> None:
-        """Keep stores; where a thread has lost its place to another, leave the table as it was, for Python to report it."""
+        """Keep stores; where a thread has lost its place to another, leave the table as it was, for Python."""
         f = self.f
         self.replace(table)
         self.count(lambda place, stamp: lost(stamp, self.at(table, place)))
         with f.if_(self.bad.value.differs(0)):
             self.each(
-                lambda number, place, stamp: self.store(table, place, word(f, self.before, number)), backwards=True
+                lambda number, place, stamp: self.store(table, place, self.g.word(self.before, number)), backwards=True
             )
-            leave(f, 1)
+            self.g.leave(1)
 
     def count(self, condition: Callable[[Value, Value], Value]) -> None:
         """Count the elements for which a condition of the place and the stamp holds."""
 
         def add(number: Value, place: Value, stamp: Value) -> None:
-            self.bad.value = self.bad.value + number_of(self.f, condition(place, stamp))
+            self.bad.value = self.bad.value + self.g.number_of(condition(place, stamp))
 
         self.each(add)
 
@@ -152,12 +138,12 @@ def _shared(module: Module) -> None:
         own_index, least_clock = touched.d.get("mark"), (g.get("seen_by_all") + 1) << CLOCK_AT
 
         def own(t: Value) -> tuple[Value, Value]:
-            return word(f, begins, t), (touched.clock(t >> 5) << CLOCK_AT) + own_index + word(f, own_lane, t)
+            return g.word(begins, t), (touched.clock(t >> 5) << CLOCK_AT) + own_index + g.word(own_lane, t)
 
         def check(table: Value, place: Value, stamp: Value, t: Value) -> None:
-            then = word(f, table, place)
+            then = g.word(table, place)
             with f.if_(then >= least_clock):
-                bad.value = bad.value + called(f, "shared_unordered", f["ctx"], then, stamp, t)
+                bad.value = bad.value + g.called("shared_unordered", f["ctx"], then, stamp, t)
 
         def check_all(place: Value, stamp: Value, t: Value) -> None:
             check(written, place, stamp, t)
@@ -165,30 +151,30 @@ def _shared(module: Module) -> None:
                 check(read, place, stamp, t)
                 check(read_too, place, stamp, t)
             with f.else_():
-                bad.value = bad.value + number_of(f, word(f, written, place).equals(0))
+                bad.value = bad.value + g.number_of(g.word(written, place).equals(0))
 
         def another(a: Value, b: Value) -> Value:
             return ((a ^ b) & THREAD).differs(0)
 
         touched.touch(g.get("shift"), own, check_all)
-        leave_if(f, bad.value.differs(0))
+        g.leave_if(bad.value.differs(0))
         with f.if_(touched.stores):
             touched.written(written, another)
-            leave(f, 0)
+            g.leave(0)
         touched.replace(read)
 
         def move_earlier(number: Value, place: Value, stamp: Value) -> None:
-            earlier, last = word(f, touched.before, number), word(f, read, place)
+            earlier, last = g.word(touched.before, number), g.word(read, place)
             with f.if_(another(earlier, last)):
-                put(f, read_too, place, earlier)
-            bad.value = bad.value + number_of(f, another(stamp, last))
+                g.put(read_too, place, earlier)
+            bad.value = bad.value + g.number_of(another(stamp, last))
 
         def move_lost(number: Value, place: Value, stamp: Value) -> None:
-            with f.if_(another(stamp, word(f, read, place))):
-                put(f, read_too, place, stamp)
+            with f.if_(another(stamp, g.word(read, place))):
+                g.put(read_too, place, stamp)
 
         touched.each(move_earlier)
-        leave_if(f, bad.value.equals(0), 0)
+        g.leave_if(bad.value.equals(0), 0)
         touched.each(move_lost)
         f.ret(f.index(0))
 
@@ -206,7 +192,7 @@ class _GridTouched(_Touched):
         with f.if_(self._narrow):
             self._result.value = f.emit("i64", f"zext {f.load('i32', table + place * 4, 4)} to i64")
         with f.else_():
-            self._result.value = word(f, table, place)
+            self._result.value = self.g.word(table, place)
         return self._result.value
 
     def store(self, table: Value, place: Value, stamp: Value) -> None:
@@ -214,13 +200,13 @@ class _GridTouched(_Touched):
         with f.if_(self._narrow):
             f.store(f.emit("i32", f"trunc {stamp} to i32"), table + place * 4, 4)
         with f.else_():
-            put(f, table, place, stamp)
+            self.g.put(table, place, stamp)
 
     def check(self, then: Value, stamp: Value, t: Value) -> None:
         """Note an earlier access of another thread that nothing orders."""
         f = self.f
-        with f.if_(both(f, then.differs(0), ((then ^ stamp) & self._someone).differs(0))):
-            self.bad.value = self.bad.value + called(f, "grid_unordered", f["ctx"], then, stamp, t)
+        with f.if_(self.g.both(then.differs(0), ((then ^ stamp) & self._someone).differs(0))):
+            self.bad.value = self.bad.value + self.g.called("grid_unordered", f["ctx"], then, stamp, t)
 
     def check_table(self, name: str) -> None:
         """Check the accesses in a table, if there is one."""
@@ -237,7 +223,7 @@ class _GridTouched(_Touched):
     def keep_other(self, place: Value, candidate: Value, latest: Value) -> None:
         """Keep a thread besides the last one, of another block if possible."""
         f, other, one_block = self.f, self.g.pointer("other"), self._one_block
-        with f.if_(both(f, ((candidate ^ latest) & self._someone).differs(0), candidate.differs(0))):
+        with f.if_(self.g.both(((candidate ^ latest) & self._someone).differs(0), candidate.differs(0))):
             now = self.at(other, place)
             free = f.emit("i1", f"or {now.equals(0)}, {((now ^ latest) & one_block).equals(0).text}")
             free = f.emit("i1", f"or {free}, {((candidate ^ latest) & one_block).differs(0).text}")
@@ -250,16 +236,16 @@ class _GridTouched(_Touched):
         self.replace(last)
         self.count(lambda place, stamp: self.at(last, place).differs(stamp))
         with f.if_(self.bad.value.equals(0)):
-            self.each(lambda number, place, stamp: self.keep_other(place, word(f, before, number), stamp))
-            leave(f, 0)
+            self.each(lambda number, place, stamp: self.keep_other(place, self.g.word(before, number), stamp))
+            self.g.leave(0)
 
         def unmark(number: Value, place: Value, stamp: Value) -> None:
             """Lanes whose place a later one reads too count once."""
             with f.if_(self.at(last, place).differs(stamp)):
-                put(f, before, number, f.index(-1))
+                self.g.put(before, number, f.index(-1))
 
         def settle(number: Value, place: Value, stamp: Value) -> None:
-            earlier = word(f, before, number)
+            earlier = self.g.word(before, number)
             with f.if_(earlier.differs(-1)):
                 first = self.at(last, place)
                 self.store(last, place, stamp)
@@ -285,7 +271,7 @@ def _grid(module: Module) -> None:
         touched.low, touched.high = f.var(f.index(1 << 62)), f.var(f.index(-1))
 
         def own(t: Value) -> tuple[Value, Value]:
-            return f.index(0), (touched.clock(word(f, own_clock, t)) << clock_at) + word(f, own_stamp, t) + access
+            return f.index(0), (touched.clock(g.word(own_clock, t)) << clock_at) + g.word(own_stamp, t) + access
 
         def check(place: Value, stamp: Value, t: Value) -> None:
             touched.low.value, touched.high.value = f.min(touched.low.value, place), f.max(touched.high.value, place)
@@ -294,17 +280,17 @@ def _grid(module: Module) -> None:
             touched.check((then | flag) ^ flag, stamp, t)
 
         touched.touch(g.get("grid_shift"), own, check)
-        leave_if(f, bad.value.differs(0))
+        g.leave_if(bad.value.differs(0))
         for name in ("updated", "updated_too"):
             touched.check_table(name)
         with f.if_(touched.stores):
             for name in ("last", "other"):
                 touched.check_table(name)
-            leave_if(f, bad.value.differs(0))
+            g.leave_if(bad.value.differs(0))
             touched.written(grid, lambda stamp, then: then.differs(stamp))
             touched.widen("written")
-            leave(f, 0)
-        leave_if(f, bad.value.differs(0))
+            g.leave(0)
+        g.leave_if(bad.value.differs(0))
         touched.widen("read")
         touched.keep_read()
         f.ret(f.index(0))

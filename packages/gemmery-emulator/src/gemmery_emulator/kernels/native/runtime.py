@@ -7,20 +7,7 @@ from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.ir_types import vector
 from gemmery.cpu.target import Target
 from gemmery_emulator.kernels.native import block_accesses, block_copies, frames, race_checks
-from gemmery_emulator.kernels.native.frames import (
-    BLOCK,
-    CONTEXT,
-    LANES,
-    WORD,
-    FrameFields,
-    bits_of,
-    both,
-    flagged,
-    leave_if,
-    number_of,
-    put,
-    word,
-)
+from gemmery_emulator.kernels.native.frames import BLOCK, CONTEXT, LANES, WORD, FrameFields
 
 _FLAGS, _PLACES = vector(LANES, "i8"), vector(LANES, "i32")
 
@@ -47,17 +34,17 @@ class _Turns:
     def run(self) -> None:
         f, g = self._f, self._g
         with f.while_():
-            leave_if(f, g.get("steps") >= g.get("budget"), frames.ENOUGH)
+            g.leave_if(g.get("steps") >= g.get("budget"), frames.ENOUGH)
             self._choose()
             at = self._at.value
             g.set("at", at)
-            leave_if(f, at >= g.get("stop"), frames.NOBODY)
+            g.leave_if(at >= g.get("stop"), frames.NOBODY)
             self._mask = f.select(self._together.value, g.pointer("full"), g.pointer("mask"))
             self._block = FrameFields(f, g.pointer("blocks") + at * (len(BLOCK) * WORD), BLOCK)
             self._parted = f.emit("i1", f"xor {self._together.value}, true")
             self._execute()
             way, following = self._block.get("way"), at + 1
-            leave_if(f, way.equals(frames.ELSEWHERE), frames.END)
+            g.leave_if(way.equals(frames.ELSEWHERE), frames.END)
             with f.if_(way.equals(frames.FOLLOWS)):
                 self._go(following)
             with f.if_(way.equals(frames.MEETS)):
@@ -82,15 +69,15 @@ class _Turns:
                 lowest.value = f.overloaded("llvm.smin", lowest.value, f.load(_PLACES, places + t * 4))
             least = f.intrinsic(f"llvm.vector.reduce.smin.v{LANES}i32", "i32", lowest.value)
             self._at.value = f.emit("i64", f"sext {least} to i64")
-            leave_if(f, self._at.value >= g.get("stop"), frames.NOBODY)
+            g.leave_if(self._at.value >= g.get("stop"), frames.NOBODY)
             here, own_mask = f.broadcast(least, WARP), g.pointer("mask")
             self._count.value, self._warps.value = f.index(0), f.index(0)
             with f.loop(0, threads, WARP) as t:
                 some = f.load(vector(WARP, "i32"), places + t * 4).equals(here)
                 f.store(f.convert("zext", some, "i8"), own_mask + t)
-                inside = f.overloaded("llvm.ctpop", bits_of(f, some))
+                inside = f.overloaded("llvm.ctpop", g.bits_of(some))
                 self._count.value = self._count.value + inside
-                self._warps.value = self._warps.value + number_of(f, inside.differs(0))
+                self._warps.value = self._warps.value + g.number_of(inside.differs(0))
             with f.if_(self._count.value.equals(threads)):
                 g.set("uniform", 1)
                 self._together.value = Value(f, "i1", "true")
@@ -99,8 +86,8 @@ class _Turns:
         """Run the block; where lanes wait for each other, only those of whole warps do."""
         f, g, b = self._f, self._g, self._block
         code, gathers, warps, count = b.pointer("ready"), b.get("gathers"), self._warps.value, self._count.value
-        leave_if(f, f.is_null(code), frames.UNKNOWN)
-        leave_if(f, both(f, self._parted, (warps * gathers) > count), frames.UNKNOWN)
+        g.leave_if(f.is_null(code), frames.UNKNOWN)
+        g.leave_if(g.both(self._parted, (warps * gathers) > count), frames.UNKNOWN)
         b.add("every_warp", warps)
         b.add("every_thread", count)
         g.add("elapsed", g.get("ended") - b.get("first"))
@@ -112,7 +99,7 @@ class _Turns:
         with f.else_(), f.loop(0, self._threads, LANES) as t:
             f.store(f.load(_FLAGS, ran + t) | f.load(_FLAGS, self._mask + t), ran + t)
         stopped = f.result_of(code, "i64", f["ctx"], self._mask, b.get("first"))
-        leave_if(f, stopped.differs(0), stopped + (frames.INSIDE - 1))
+        g.leave_if(stopped.differs(0), stopped + (frames.INSIDE - 1))
 
     def _go(self, block: Value) -> None:
         """Send the threads of the block on."""
@@ -127,23 +114,23 @@ class _Turns:
         place = f.broadcast(f.emit("i32", f"trunc {block} to i32"), LANES)
         with f.loop(0, self._threads, LANES) as t:
             at = self._places + t * 4
-            f.store(f.select(flagged(f, mask, t), place, f.load(_PLACES, at)), at)
+            f.store(f.select(self._g.flagged(mask, t), place, f.load(_PLACES, at)), at)
 
     def _meet(self) -> None:
         """Let all threads pass a barrier together: each warp knows then what any of its block has done."""
         f, g = self._f, self._g
         late = g.get("clock_limit") <= g.get("ticks")
-        leave_if(f, f.emit("i1", f"or {self._parted}, {late.text}"), frames.END)
+        g.leave_if(f.emit("i1", f"or {self._parted}, {late.text}"), frames.END)
         with f.if_(g.get("clocked").differs(0)):
             each, clock, known = g.get("each_warp"), g.pointer("clock"), g.pointer("known")
             oldest = f.var(f.index(1 << 62))
             with f.loop(0, g.get("clocked")) as block:
                 with f.loop(0, each) as warp, f.loop(0, each) as other:
-                    put(f, known, (block * each + warp) * each + other, word(f, clock, block * each + other))
+                    g.put(known, (block * each + warp) * each + other, g.word(clock, block * each + other))
                 with f.loop(0, each) as warp:
                     place = block * each + warp
-                    oldest.value = f.min(oldest.value, word(f, clock, place))
-                    put(f, clock, place, word(f, clock, place) + 1)
+                    oldest.value = f.min(oldest.value, g.word(clock, place))
+                    g.put(clock, place, g.word(clock, place) + 1)
             g.add("ticks", 1)
             g.set("seen_by_all", oldest.value)
 
@@ -155,10 +142,10 @@ class _Turns:
             wide = vector(WARP, "i8")
             branching = f.load(wide, goes + t) & f.load(wide, mask + t)
             f.store(branching, goes + t)
-            jumps, actives = (bits_of(f, flagged(f, table, t, WARP)) for table in (goes, mask))
+            jumps, actives = (g.bits_of(g.flagged(table, t, WARP)) for table in (goes, mask))
             going.value = going.value + f.overloaded("llvm.ctpop", jumps)
-            parting.value = parting.value + number_of(f, both(f, jumps.differs(0), jumps.differs(actives)))
-        leave_if(f, both(f, parting.value.differs(0), b.get("diverged").equals(0)), frames.END)
+            parting.value = parting.value + g.number_of(g.both(jumps.differs(0), jumps.differs(actives)))
+        g.leave_if(g.both(parting.value.differs(0), b.get("diverged").equals(0)), frames.END)
         b.add("branches", self._warps.value)
         b.add("divergent", parting.value)
         with f.if_(going.value.equals(0)):

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
 
-from gemmery.cpu.ir import Function, Value
 from gemmery.cpu.target import Target
 from gemmery_emulator import access, specials
 from gemmery_emulator.blocks import Block
@@ -118,71 +116,55 @@ class Translation:
     # ---- forms ----
 
     def _form(self, instruction: Instruction) -> Form | None:
-        opcode = instruction.opcode
+        opcode, operands = instruction.opcode, instruction.operands
+        op = find(opcode)
         if instruction.guard is not None:
             return None
-        if any(isinstance(each, Special) and each.name in specials.CLOCKS for each in instruction.operands):
+        if any(isinstance(each, Special) and each.name in specials.CLOCKS for each in operands):
             return None
         if opcode.name in ("ld", "st"):
             return self._move(instruction)
-        if opcode.name == "cp.async":
-            return self._copy(instruction)
-        if opcode.name in ("cp.async.commit_group", "cp.async.wait_group", "cp.async.wait_all"):
-            commits, all_ = opcode.name == "cp.async.commit_group", opcode.name == "cp.async.wait_all"
-            pending = NEVER if commits else 0 if all_ else only_constant(instruction)
-            return CopyGroup(commits or all_, pending)
-        if opcode.name == "mov":
-            kind = opcode.type
-            simple = len(instruction.operands) == 2 and not any(isinstance(x, Vector) for x in instruction.operands)
-            return self._compute(lambda f, a: a, ((1, kind),), (kind,), instruction) if simple else None
-        if opcode.name == "cvta":
-            plain = opcode.modifiers[-1:] == ("global",)
-            return self._compute(lambda f, a: a, ((1, "u64"),), ("u64",), instruction) if plain else None
-        op = find(opcode)
+        if opcode.name.startswith("cp.async"):
+            return self._copy(instruction) if opcode.name == "cp.async" else _group(instruction)
+        if opcode.name in ("mov", "cvta"):
+            plain = opcode.name == "mov" or opcode.modifiers[-1:] == ("global",)
+            plain = plain and len(operands) == 2 and not any(isinstance(each, Vector) for each in operands)
+            return self._compute(lambda f, a: a, operands, (opcode.types[-1:] * 2)) if plain else None
         if isinstance(op, Op) and op.lanes == "mask":
             return self._exchange(instruction, op)
-        if not isinstance(op, Op) or op.scope != "lane" or op.carry:
-            return None
-        code = emitter(opcode.spelling, self.target.has_fma)
-        if code is None:
-            return None
-        first = instruction.operands[0]
+        return self._computed(instruction, op) if isinstance(op, Op) and op.scope == "lane" and not op.carry else None
+
+    def _computed(self, instruction: Instruction, op: Op) -> Compute | None:
+        (first, *sources), kinds = instruction.operands, op.results
+        code = emitter(instruction.opcode.spelling, self.target.has_fma)
         results = first.elements if isinstance(first, Vector) else (first,)
-        sources = instruction.operands[1:]
-        if len(sources) != len(op.operands) or any(isinstance(each, Vector) for each in sources):
+        if code is None or len(sources) != len(op.operands) or any(isinstance(each, Vector) for each in sources):
             return None
-        kinds = op.results
         if len(results) == 2 and op.complement is not None:
-            single = code
-
-            def both(f: Function, *values: Value) -> Any:
-                return single(f, *values, both=True)
-
-            code, kinds = both, (*kinds, "pred")
+            code, kinds = partial(code, both=True), (*kinds, "pred")
         if len(results) > len(kinds):
             return None
-        constant_ = None
-        if opcode.spelling in WITH_CONSTANT:
-            last = sources[-1]
-            if not isinstance(last, Immediate):
-                return None
-            constant_, sources = last.bits, sources[:-1]
-        reads = tuple((place, kind) for place, kind in zip(range(1, 1 + len(sources)), op.operands, strict=False))
-        return self._compute(code, reads, kinds, instruction, results, constant_)
+        last = sources[-1] if instruction.opcode.spelling in WITH_CONSTANT else None
+        if last is None:
+            return self._compute(code, (*results, *sources), (*kinds[: len(results)], *op.operands), len(results))
+        if not isinstance(last, Immediate):
+            return None
+        operands = *results, *sources[:-1]
+        return self._compute(code, operands, (*kinds, *op.operands[:-1]), len(results), last.bits)
 
     def _compute(
         self,
         code: Emit,
-        reads: Sequence[tuple[int, str]],
+        operands: Sequence[Operand],
         kinds: Sequence[str],
-        instruction: Instruction,
-        results: Sequence[Operand] = (),
-        constant_: int | None = None,
+        results: int = 1,
+        constant: int | None = None,
     ) -> Compute | None:
-        sources = tuple((instruction.operands[place], kind) for place, kind in reads)
-        targets = tuple(zip(results or instruction.operands[:1], kinds, strict=False))
+        """Return the code of an instruction with these operands, the results first, unless one of them has none."""
+        pairs = tuple(zip(operands, kinds, strict=True))
+        targets, sources = pairs[:results], pairs[results:]
         fine = all(self._readable(*source) for source in sources) and all(map(_writable, targets))
-        return Compute(code, sources, targets, constant_) if fine else None
+        return Compute(code, sources, targets, constant) if fine else None
 
     def _readable(self, operand: Operand, kind: str) -> bool:
         dtype = NUMPY[kind]
@@ -312,7 +294,7 @@ class Translation:
 
     @cached_property
     def uniform(self) -> dict[int, int]:
-        """The registers that have one value for all threads, from parameters alone, and the instruction that gives it."""
+        """The registers whose values come from parameters alone, and the instruction that gives each."""
         slots, known, writers = self.program.slots, dict[int, int](), makers(self.program.kernel)
         for index, form in enumerate(self.forms):
             names = [name for name in names_of(_targets(form)) if name != "_"]
@@ -333,6 +315,13 @@ class Translation:
         """Return the part of a block's instructions that have code."""
         forms = self.forms[block.first : block.last - bool(block.way)]
         return sum(form is not None for form in forms) / len(forms) if forms else 1.0
+
+
+def _group(instruction: Instruction) -> CopyGroup | None:
+    what = instruction.opcode.name.removeprefix("cp.async.")
+    if what == "wait_group":
+        return CopyGroup(False, only_constant(instruction))
+    return CopyGroup(True, NEVER if what == "commit_group" else 0) if what in ("commit_group", "wait_all") else None
 
 
 def _targets(form: Form | None) -> tuple[Operand, ...]:

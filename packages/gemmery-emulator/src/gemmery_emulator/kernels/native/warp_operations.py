@@ -10,8 +10,9 @@ from collections.abc import Callable
 from gemmery.banks import WARP
 from gemmery.cpu.ir import Function, Value
 from gemmery.cpu.ir_types import vector
+from gemmery_emulator.instructions import opcode
 from gemmery_emulator.kernels.native.block_operations import Emit, flipped, lanes
-from gemmery_emulator.kernels.native.frames import LANES, bits_of, flagged
+from gemmery_emulator.kernels.native.frames import LANES
 
 _REDUCTIONS = {"add": "add", "and": "and", "or": "or", "xor": "xor", "min": "{}min", "max": "{}max"}
 _SHUFFLES: dict[str, Callable[[Value, Value, Value], Value]] = {
@@ -27,13 +28,14 @@ def exchange(spelling: str) -> Emit | None:
 
     It takes the address of what the lanes of the warp hold, the number of the first thread, then the other operands.
     """
-    name, _, mode, *kinds = (*spelling.split("."), "", "")[:5]
+    read = opcode(spelling)
+    name, mode, kind = read.name, read.modifiers[-1], read.type
     if name == "shfl" and mode in _SHUFFLES:
         return _shuffle(mode)
     if name == "vote" and mode in _VOTES:
         return lambda f, held, t: _vote(f, held, mode)
-    if name == "redux" and mode in _REDUCTIONS and kinds[0] in ("u32", "s32", "b32"):
-        how = _REDUCTIONS[mode].format(kinds[0][0])
+    if name == "redux" and mode in _REDUCTIONS and kind in ("u32", "s32", "b32"):
+        how = _REDUCTIONS[mode].format(kind[0])
         wide = vector(WARP, "i32")
         return lambda f, held, t: f.broadcast(
             f.intrinsic(f"llvm.vector.reduce.{how}.v{WARP}i32", "i32", f.load(wide, held)), LANES
@@ -65,4 +67,5 @@ _VOTES: dict[str, Callable[[Value], Value]] = {
 
 
 def _vote(f: Function, held: Value, mode: str) -> Value:
-    return f.broadcast(_VOTES[mode](bits_of(f, flagged(f, held, f.index(0), WARP))), LANES)
+    flags = f.bitcast(f.load(vector(WARP, "i8"), held).differs(0), f"i{WARP}")
+    return f.broadcast(_VOTES[mode](f.emit("i64", f"zext {flags} to i64")), LANES)

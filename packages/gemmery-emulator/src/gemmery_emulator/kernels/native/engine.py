@@ -41,6 +41,7 @@ from gemmery_emulator.kernels.native.translation import AsyncCopy, CopyGroup
 from gemmery_emulator.lockstep import LockStep
 from gemmery_emulator.machine import Access
 from gemmery_emulator.op import Mask
+from gemmery_emulator.ptx import PtxKernel
 from gemmery_emulator.trace import Trace
 
 FAR = 2**31 - 1  # the place of threads that wait at a barrier
@@ -86,15 +87,19 @@ def tell(kernel: str, reason: str) -> None:
 def _unsuited(machine: LockStep) -> str:
     """Return why NumPy has to run all blocks of a kernel, in words; "" if it need not."""
     program = machine.program
-    families = {each.opcode.family for each in program.kernel.instructions}
     reasons = {
         "it has clusters": machine.launch.together > 1,
         "it may read registers that a thread has not written": bool(program.followed),
         "it has local memory": bool(program.kernel.local),
         "it is observed": any(type(each) not in (Counters, Findings, Trace) for each in machine.watching),
-        "it has instructions of warpgroups or clusters": not FOREIGN.isdisjoint(families),
+        "it has instructions of warpgroups or clusters": _is_foreign(program.kernel),
     }
     return ", ".join(reason for reason, holds in reasons.items() if holds)
+
+
+@functools.lru_cache(maxsize=64)
+def _is_foreign(kernel: PtxKernel) -> bool:
+    return any(each.opcode.family in FOREIGN for each in kernel.instructions)
 
 
 class BlockEngine:

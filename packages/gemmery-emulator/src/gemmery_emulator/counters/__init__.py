@@ -117,6 +117,14 @@ class Counters(Observer):
             cost = _cost(addresses + merge.offset, mask, space, kind, merge.width)
             _add(self._wide, index, space, kind, tuple(times * value for value in cost))
 
+    def repeated_copies(
+        self, index: int, width: int, to: Indices, read: Indices, mask: Mask, fetched: Mask, times: int
+    ) -> None:
+        """Count what cp.async writes, one row of lanes for each warp."""
+        bypass = "cg" in self._kernel.instructions[index].opcode.modifiers
+        cost = banks.copied(to, read, mask, fetched, width, bypass)
+        _add(self._written, index, "shared", "cp.async", tuple(times * value for value in cost))
+
     def branched(self, index: int, warps: int, divergent: int) -> None:
         """Count executions of a branch by warps."""
         self._branches[index] += warps

@@ -106,7 +106,7 @@ def direct_b(target: Target, dtype: str, m: int, n: int) -> float:
     if dtype in _NARROW_B:
         return float(getattr(usual, _NARROW_B[dtype])) + 1
     few = usual.direct_few
-    if n >= _STREAMED_COLUMNS:
+    if n >= _STREAMED_COLUMNS and dtype in _RUNGS["streamed"].dtypes:
         few = min([few, *(times for rows, times in _STREAMED_FROM if m <= rows)])
     return (few if m <= usual.streamed_rows else usual.direct_many) * (target.l2 or 1 << 20)
 

@@ -105,7 +105,7 @@ def questions(host: Target, threads: int) -> tuple[Question, ...]:
         Question("rungs: B in place, many rows", {"direct_many": (0.12, 0.25, 0.375, 0.5, 0.75, 1.0, 1.5, 2.5)},
                  squares((0.18, 0.31, 0.43, 0.62, 0.87, 1.25, 2.0))),
         Question("rungs: B in place, few rows", {"direct_few": (0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 8.0)},
-                 squares((0.75, 1.25, 1.75, 2.5, 4.0, 6.5), 16)),
+                 squares((0.75, 1.25, 1.75, 2.5, 4.0, 6.5), 48)),
         Question("rungs: B of int8 in place", {"direct_int8": (64, 256, 1024, 4096, 16_384)},
                  tuple(Probe(n, n, n, "int8") for n in (12, 24, 48, 96))),
         Question("rungs: B of int16 in place", {"direct_int16": tuple(x << 10 for x in (6, 10, 15, 24, 30, 48, 96))},

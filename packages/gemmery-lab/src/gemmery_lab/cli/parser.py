@@ -389,7 +389,7 @@ def run(arguments: Sequence[str]) -> int:
         context = getattr(error, "ctx", None)
         way_out = f"see `{context.command_path if context else 'gemmery'} --help`"
         return _complain(f"{shlex.join(arguments)}: {_plain(error.format_message())}; {way_out}", 2)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):  # as the parser calls it
         return _complain("interrupted", 130)
     return code
 

@@ -12,10 +12,10 @@ from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.diff import Difference, diff
 from gemmery_emulator.pace.warp_timeline import WarpTimeline
 from gemmery_emulator.pages import numerals, svg
-from gemmery_emulator.pages.pictures.warps import warps_picture
-from gemmery_emulator.pages.rendering import render
+from gemmery_emulator.pages.pictures.timeline import warps_picture
+from gemmery_emulator.pages.writing import render
 from gemmery_lab.report.sheet import Cell, Sheet, tabulate
-from gemmery_lab.report.terminal import coloured, laid_out, show_difference
+from gemmery_lab.report.terminal import colored, laid_out, show_difference
 from gemmery_lab.rung_counts import EmulatedLadder, EmulatedRung, PredictedRung, RungCounts
 
 ROW, LEFT, RIGHT = 40, 110, 90  # height of a term in the picture, and room for names and figures beside its bars
@@ -200,4 +200,4 @@ def step_page(step: LadderStep, timelines: Sequence[WarpTimeline] = ()) -> str:
     first = picture(step)
     return render("step.html", __package__, title=step.title, summary=summary(step), sheets=sheets(step),
                   plots=[first, *plots] if first else plots, difference=step.difference,
-                  lines=coloured(step.difference))  # fmt: skip
+                  lines=colored(step.difference))  # fmt: skip

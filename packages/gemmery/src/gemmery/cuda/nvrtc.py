@@ -25,7 +25,7 @@ OPTIONS = ("--std=c++17", "--ptxas-options=-v", "-lineinfo", "--device-as-defaul
 WRAPPERS = frozenset({"ptx.cuh", "ptx_hopper.cuh", "types.cuh"})
 _PLAIN = re.compile(r"[A-Za-z_]\w*(?:::[A-Za-z_]\w*)*")  # a function's name or a symbol, no instance of a template
 # ptxas's words for wgmma that waits for each product, and for setmaxnreg that it ignores: C7508 to C7519.
-_SERIALISED = re.compile(r"(\(C75(?:0[89]|1\d)\).*)")
+_SERIALIZED = re.compile(r"(\(C75(?:0[89]|1\d)\).*)")
 # A warning of the compiler, up to the blank line after it; and those about what no code uses, and unknown pragmas.
 _WARNING = re.compile(r"^(\S+\(\d+\): warning #).*?\n\n|^Remark: The warnings.*?\n\n", re.MULTILINE | re.DOTALL)
 _SUPPRESSED = "-diag-suppress=177,550,1675"
@@ -141,18 +141,18 @@ def compiled(
         cubin = _bytes(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, whole=True)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
-    loss = serialised(log, entry) if cubin and "wgmma.mma_async" in ptx else ""
+    loss = serialized(log, entry) if cubin and "wgmma.mma_async" in ptx else ""
     if loss:
         raise CompileError(f"kernel {kernel} of {source} multiplies by wgmma and is slow on {arch}: {loss}")
     return Program(entry, ptx, cubin, log)
 
 
-def serialised(log: str, entry: str) -> str:
+def serialized(log: str, entry: str) -> str:
     """Return why products by wgmma do not overlap in a compiled kernel, by the output of ptxas -v; "" if they do.
 
     ptxas compiles such a kernel without an error, and it then runs at a fraction of its speed.
     """
-    warnings = [match[1].strip() for match in _SERIALISED.finditer(log)]
+    warnings = [match[1].strip() for match in _SERIALIZED.finditer(log)]
     if warnings:
         return f"{'; '.join(warnings)}. Touch sums only after wgmma_wait_group<0> on every path"
     figures = report(log, entry)

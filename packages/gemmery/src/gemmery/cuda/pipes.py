@@ -69,7 +69,7 @@ BARRIER = 16  # threads a clock; CUDA Programming Guide, "Synchronization Instru
 # per Compute Capability". Latencies of memories: Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU
 # Architecture", 2024 (arXiv 2402.13499); of L2 of sm_90 a chain of loads on an H200, and of memory what copies of all
 # multiprocessors take longer. benchmarks/memory_paths.py has these, what L2 gives and takes, and handshakes: `l2_all`
-# is between 4,350 with up to 12 readers and 8,400 in step, as neighbours share; `stores_all` between 1,300 for stores
+# is between 4,350 with up to 12 readers and 8,400 in step, as neighbors share; `stores_all` between 1,300 for stores
 # that sweep memory and 1,780 for those that stay (simt_linear). There peak_mma.cu and
 # peak_wgmma.cu measure the shares of tensor cores, a loop of m8n8k4 `small_f64`; `heat` is from the clocks recorded
 # with the ladder in bf16.

@@ -158,10 +158,6 @@ def pipes_of(name: str) -> tuple[Device, Pipes]:
         device = card(name)
     except (DeviceError, AttributeError):  # a name that is no text has no lower()
         raise DeviceError(f"card {name!r} is not known: times are predicted for {listed}; name one of them") from None
-    if device.capability not in PIPES:
-        raise DeviceError(
-            f"card {name!r}: no latencies of sm_{device.capability} are known; times are predicted for {listed}"
-        )
     return device, PIPES[device.capability]
 
 

@@ -163,7 +163,7 @@ class WarpClocks:
                 continue
             event = stream[warp.at]
             warp.at += 1
-            if type(event) is StepRuns:
+            if isinstance(event, StepRuns):
                 self._runs(warp, event)
                 heapq.heapreplace(heap, (warp.now, number))
                 continue

@@ -354,6 +354,8 @@ def run_program(
             what = str(error).rpartition(": ")[2]
             rest = "other files of the program are given as options, such as --option other.cpp"
             raise CompileError(f"the host part of {name} does not link: {what}; {rest}") from None
+        if not hasattr(built, "main"):
+            raise CompileError(f"{name} declares main() and has no body of it: pass its file, such as -o main.cpp")
         called = ctypes.CFUNCTYPE(ctypes.c_longlong, ctypes.c_char_p, ctypes.POINTER(ctypes.c_longlong), ctypes.c_int)
         answer = called(runtime.call)  # lives until main() has returned
         words = [name.encode(), *(each.encode() for each in arguments)]

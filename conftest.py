@@ -71,6 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
         from gemmery_emulator.lower import LoweredKernel
 
         os.environ["GEMMERY_EMULATOR"] = way
+        config.addinivalue_line("filterwarnings", "ignore:GEMMERY_EMULATOR=compiled:RuntimeWarning")
         # Also kernels that a test lowers itself, below the part that knows of compiled code.
         LoweredKernel.__post_init__ = lambda self: object.__setattr__(self, "engine", engine)
     if thins(config):

@@ -33,6 +33,7 @@ def file(tmp_path):
     return write
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize(
     ("text", "lines"),
     [

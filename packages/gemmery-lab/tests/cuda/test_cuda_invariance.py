@@ -40,6 +40,7 @@ def test_a_row_has_the_same_bits_in_every_product(name, where, k):
     assert np.isfinite(many).all()
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("b_layout", ["col", "row"])
 def test_few_rows_are_brought_without_those_beyond_the_edge(b_layout):
     """Rows of A that a tile has and the matrix has not are neither brought nor garbage, and change no bit."""

@@ -12,7 +12,7 @@ import gemmery as gm
 from gemmery.cuda import include
 from gemmery.errors import RefusedError
 from gemmery.ladder.cuda import CUDA
-from gemmery.ladder.float64_residues import MODULI, MOST, norms
+from gemmery.ladder.int8_pieces import MODULI, MOST, norms
 from gemmery.ladder.rung import find
 from gemmery.problem import Problem
 from gemmery_lab.emulated_product import Gemm, problem_of, run_rung

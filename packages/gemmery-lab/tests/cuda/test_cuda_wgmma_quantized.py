@@ -21,7 +21,7 @@ from gemmery.cuda.device import KNOWN
 from gemmery.cuda.launch import Ready
 from gemmery.cuda.weights import Format
 from gemmery.errors import ArgumentError, CompileError, EmulationError, RefusedError, ShapeError
-from gemmery.ladder import wgmma_quantized
+from gemmery.ladder import cuda
 from gemmery.ladder.cuda import BY_WEIGHTS
 from gemmery.ladder.rung import find
 from gemmery.ladder.wgmma import aligned_sums
@@ -154,7 +154,7 @@ def test_the_launch_that_is_prepared(splits, monkeypatch):
     *parts, w = logical(form)
     x = np.random.default_rng(5).integers(-2, 3, (3, form.k))
     a, b, c = card.put(x, "bf16"), card.put(weights.arrange(form, *parts), "uint8"), card.empty((3, form.n), "bf16")
-    monkeypatch.setattr(wgmma_quantized, "variant_of", lambda *_: SMALL | {"splits": splits})
+    monkeypatch.setattr(cuda, "variant_of", lambda *_: SMALL | {"splits": splits})
     views = (z.memory._replace(pointer=z.memory.pointer & 15, owner=None) for z in (a, c))
     run = prepare_arranged(next(views), form, next(views))
     assert isinstance(run, Ready)

@@ -189,7 +189,7 @@ def test_bits_do_not_depend_on_threads():
     [
         ((), 513, 1030, 900, np.float32),
         ((), 701, 700, 0, np.float32),
-        ((), 600, 611, 50, np.float64),
+        ((), 600, 611, 300, np.float64),
         ((), 513, 1030, 1200, np.float16),
         ((3,), 300, 500, 64, np.float16),
     ],
@@ -408,7 +408,35 @@ def test_recipes_of_two_weights_and_of_many_threads():
     for thread in threads:
         thread.join()
     assert wrong == []
+    assert len(epilogue.recipes) == 1
+
+
+def test_calls_that_a_recipe_must_not_take():
+    draw = np.random.default_rng(14)
+    a, b, r = (draw.standard_normal((9, 9)).astype(np.float32) for _ in range(3))
+    epilogue = gm.epilogue(lambda c, r, s: c * s + r)
+    first = gm.matmul(a, b, epilogue=epilogue, operands={"r": r, "s": 2.0})
     assert epilogue.recipes
+    np.testing.assert_array_equal(gm.matmul(a, b, epilogue=epilogue(r=r, s=2)), first)
+    for wrong in ({"r": r}, {"r": r, "s": 2.0, "t": 1}, {"r": r, "t": 1}):
+        with pytest.raises(gm.ArgumentError, match=r"'[st]'"):
+            gm.matmul(a, b, epilogue=epilogue, operands=wrong)
+    with pytest.raises(gm.DTypeError, match="complex"):
+        gm.matmul(a, b, epilogue=epilogue(r=r, s=2j))
+    with pytest.raises(gm.ShapeError, match="'r'"):
+        gm.matmul(a, b, epilogue=epilogue(r=r[:4], s=2.0))
+    turned = r.copy()
+    bound = epilogue(r=turned, s=2.0)
+    assert gm.matmul(a, b, epilogue=bound).shape == (9, 9)
+    turned.shape = (3, 27)  # the same memory in another shape
+    with pytest.raises(gm.ShapeError, match="'r'"):
+        gm.matmul(a, b, epilogue=bound)
+    gm.set_num_threads(2)
+    try:
+        np.testing.assert_array_equal(gm.matmul(a, b, epilogue=epilogue(r=r, s=2.0)), first)
+        assert len({recipe[:8] for recipe in epilogue.recipes}) == 2
+    finally:
+        gm.set_num_threads(None)
 
 
 def test_arguments_that_are_resized_while_others_are_read(monkeypatch):

@@ -303,7 +303,7 @@ def test_rows_become_codes_and_factors(format_, dtype, monkeypatch):
     scaled = single * (np.float32(1) / factors)
     wanted = scaled.astype(ml_dtypes.float8_e4m3fn) if top == 448 else np.rint(scaled).astype(np.int8)
     assert np.array_equal(codes.view(np.uint8), wanted.view(np.uint8))
-    monkeypatch.setattr("gemmery.api.row_codes._AT_ONCE", 100)
+    monkeypatch.setattr("gemmery.api.quantized._AT_ONCE", 100)
     assert np.array_equal(gm.quantize_rows(x, format_)[0].view(np.uint8), codes.view(np.uint8))
     assert gm.quantize_rows(x[:, :, :0], format_)[0].shape == (3, 5, 0)
     x[0, 0, 3], x[0, 1, 4] = np.nan, np.inf

@@ -130,7 +130,7 @@ def run(
 def faults(
     source: str, grid: str, block: str, args: list[str], kernel: str = "", shared: int = 0, arch: str = "sm_90"
 ) -> dict[str, Any]:
-    """Look for faults: races, accesses out of bounds, missing barriers, uninitialised reads, each with its line."""
+    """Look for faults: races, accesses out of bounds, missing barriers, uninitialized reads, each with its line."""
     return WrittenLaunch(source, kernel, grid, block, args, shared, arch).faults()
 
 

@@ -209,7 +209,7 @@ def _gptq(tensors: Tensors, config: Mapping[str, Any]) -> QuantizedMatrix:
         own, k = np.asarray(order.tolist(), np.int64), codes.shape[1]
         if len(own) != k or k % groups or not np.array_equal(own, np.arange(k) // (k // groups)):
             raise ArgumentError(
-                "g_idx gives neighbouring elements of k to different groups (desc_act): sort the rows of the weight "
+                "g_idx gives neighboring elements of k to different groups (desc_act): sort the rows of the weight "
                 "and the columns of the input by g_idx first, or take a checkpoint without desc_act"
             )
     return _matrix(codes, _turned(scales), _turned(zeros), bits)
@@ -241,7 +241,7 @@ def _compressed(tensors: Tensors, config: Mapping[str, Any]) -> QuantizedMatrix:
     _only_bits({"num_bits": bits}, "num_bits", (4, 8))
     order = tensors.get("weight_g_idx")
     if order is not None and any(int(x) != i * scales.shape[1] // k for i, x in enumerate(order)):
-        raise ArgumentError("weight_g_idx gives neighbouring elements of k to different groups: quantize without it")
+        raise ArgumentError("weight_g_idx gives neighboring elements of k to different groups: quantize without it")
     zeros = tensors.get("weight_zero_point")
     if zeros is not None and name_of(zeros) == "int32":
         zeros = _turned(_columns(_turned(zeros), bits)[:, :n])

@@ -33,7 +33,8 @@ from gemmery.errors import ArgumentError, DTypeError, GemmeryError, ShapeError, 
 multiply: Any = api.matmul
 accumulate: Any = api.gemm
 
-_plans: dict[object, ProductPlan] = {}  # the plan of the last call with such arguments on a rank
+# Of the last call with such arguments on a rank: the shapes of all ranks' parts, and the plan.
+_plans: dict[object, tuple[list[Any], ProductPlan]] = {}
 _MOST_PLANS = 1024
 
 
@@ -93,16 +94,21 @@ def matmul(
     }
     speeds = _speeds(parts[0])
     call = ranks.rank, speeds, tuple(shapes), tuple(same.items())
-    guess = None if wrong or trace is not None else _plans.get(call)
-    part = None if guess is None else _multiplied_ahead(ranks, guess, *parts)
+    known, guess = _plans.get(call, (None, None)) if not wrong else (None, None)
+    part = None if guess is None or trace is not None else _multiplied_ahead(ranks, guess, *parts)
     answers = agree(ranks.exchange, "matmul", same, shapes, wrong)
-    source = [of_parts([shapes[i] for shapes in answers], mesh, places) for i, places in enumerate((of_a, of_b))]
-    schedule = plan(source[0], source[1], element, result, places_of_c, speeds, steps, ways)
-    if part is None or schedule is not guess:
+    if guess is None or answers != known:
+        a_source, b_source = (
+            of_parts([shapes[i] for shapes in answers], mesh, places) for i, places in enumerate((of_a, of_b))
+        )
+        schedule, part = plan(a_source, b_source, element, result, places_of_c, speeds, steps, ways), None
+        if len(_plans) >= _MOST_PLANS:
+            _plans.clear()
+        _plans[call] = answers, schedule
+    else:
+        schedule = guess
+    if part is None:
         part = run(ranks, schedule, *parts, trace)
-    if len(_plans) >= _MOST_PLANS:
-        _plans.clear()
-    _plans[call] = schedule
     return _distributed(part, schedule, a) if _is_dtensor(a) else part
 
 

@@ -272,17 +272,13 @@ def rint(x: Any) -> Any:
 
 def row_index(x: Any) -> Any:
     """Return the number of the row in which x is, from 0, in an epilogue."""
-    return (
-        EpilogueSymbol(x.builder, x.builder.add("row_index"))
-        if isinstance(x, EpilogueSymbol)
-        else _node("row_index", x)
-    )
+    return _place("row_index", x)
 
 
 def column_index(x: Any) -> Any:
     """Return the number of the column in which x is, from 0, in an epilogue."""
-    return (
-        EpilogueSymbol(x.builder, x.builder.add("column_index"))
-        if isinstance(x, EpilogueSymbol)
-        else _node("column_index", x)
-    )
+    return _place("column_index", x)
+
+
+def _place(op: str, x: Any) -> Any:
+    return EpilogueSymbol(x.builder, x.builder.add(op)) if isinstance(x, EpilogueSymbol) else _node(op, x)

@@ -23,6 +23,11 @@ class BoundEpilogue(NamedTuple):
 class Epilogue:
     """A function of the sums of a product and of operands, traced when it is first used."""
 
+    # Recipes of products that came before (`api.epilogue_recipes`), where compiled code finds them: in the first slot.
+    __slots__ = ("recipes", "__dict__")  # noqa: RUF023
+
+    recipes: "tuple[bytes, ...]"
+
     def __init__(self, function: Callable[..., Any]) -> None:
         self.__doc__, self.__name__ = function.__doc__, getattr(function, "__name__", "epilogue")
         if isinstance(function, np.ufunc):
@@ -39,7 +44,7 @@ class Epilogue:
         self.by_name = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
         self.defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
         self._graphs: dict[int, EpilogueGraph] = {}
-        self.recipes: dict[Any, Any] = {}  # of products that came before (`api.epilogue_recipes`)
+        self.recipes = ()
 
     def __repr__(self) -> str:
         return f"<epilogue {self.__name__}({', '.join(self.parameters)})>"
@@ -49,12 +54,13 @@ class Epilogue:
 
         Raises ArgumentError for a name that is no parameter.
         """
-        unknown = [name for name in operands if name not in self.parameters]
-        if unknown:
-            raise ArgumentError(
-                f"epilogue {self.__name__} has no operand {unknown[0]!r}; it has {', '.join(self.parameters)}"
-            )
-        return BoundEpilogue(self, {**self.defaults, **operands} if self.defaults else operands)
+        for name in operands:
+            if name not in self.parameters:
+                raise ArgumentError(
+                    f"epilogue {self.__name__} has no operand {name!r}; it has {', '.join(self.parameters)}"
+                )
+        # As BoundEpilogue(self, ...), which takes 0.15 us longer.
+        return tuple.__new__(BoundEpilogue, (self, {**self.defaults, **operands} if self.defaults else operands))
 
     def graph(self, sums: int = 1) -> EpilogueGraph:
         """Return the graph of this function, whose first `sums` parameters are the sums of products.
@@ -73,7 +79,7 @@ class GraphEpilogue(Epilogue):
     """An epilogue that is a graph already, such as a gradient."""
 
     def __init__(self, name: str, graph: EpilogueGraph, sums: int) -> None:
-        self.__name__, self.function, self.defaults, self.recipes = name, self.__call__, {}, {}
+        self.__name__, self.function, self.defaults, self.recipes = name, self.__call__, {}, ()
         self.parameters = (*(f"sum.{i}" for i in range(sums)), *(operand.name for operand in graph.operands))
         self._graphs = {sums: graph}
 

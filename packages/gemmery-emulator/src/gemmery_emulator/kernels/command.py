@@ -195,14 +195,14 @@ def _run_whole(
 def _to_stderr() -> Iterator[None]:
     """Let all that this process prints, of C too, go to stderr."""
     sys.stdout.flush()
-    kept = os.dup(1)
+    stdout = os.dup(1)
     os.dup2(2, 1)
     try:
         with redirect_stdout(sys.stderr):
             yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def _emulate(

@@ -1,5 +1,6 @@
 """Products with an epilogue that is a Python function, against the graph in higher precision."""
 
+import functools
 import threading
 
 import ml_dtypes
@@ -265,6 +266,18 @@ def test_out_receives_the_results():
     np.testing.assert_array_equal(residual, own)
 
 
+def test_results_that_share_memory_are_written_in_order():
+    room = np.zeros(12, np.float32)
+    outs = room[:8].reshape(2, 4), room[4:].reshape(2, 4)
+    gm.matmul(np.eye(2, dtype=np.float32), np.ones((2, 4), np.float32), epilogue=lambda c: (c + 1, c * 7), out=outs)
+    assert room.tolist() == [2] * 4 + [7] * 8
+
+
+def test_parameters_that_are_passed_by_name():
+    own = functools.partial(lambda c, scale, shift: c * scale + shift, scale=3.0)
+    assert gm.matmul(np.eye(2), np.ones((2, 1)), epilogue=own, operands={"shift": 1.0}).tolist() == [[4.0], [4.0]]
+
+
 def test_types_of_results():
     a = np.ones((2, 3), np.float16)
     assert gm.matmul(a, a.T, epilogue=lambda c: c).dtype == np.float16
@@ -290,6 +303,10 @@ REFUSALS = [
     ({"epilogue": lambda c: (c, c), "out": np.empty((2, 4))}, gm.ArgumentError, "out has 1 of the 2"),
     ({"epilogue": lambda c: c, "out": np.empty((3, 4))}, gm.ShapeError, "out has shape"),
     ({"epilogue": lambda c: c, "dtype": "int32"}, gm.DTypeError, "int32"),
+    ({"epilogue": lambda c: c, "dtype": "complex128"}, gm.DTypeError, "real numbers"),
+    ({"epilogue": lambda c, up: c, "operands": {"c": 3, "up": 1}}, gm.ArgumentError, "computes 'c' of a sum"),
+    ({"epilogue": lambda c, up: c * up, "operands": {"up": 10**400}}, gm.ArgumentError, "beyond float64"),
+    ({"epilogue": lambda c: c, "operands": {3: 1}}, gm.ArgumentError, "names of parameters"),
     ({"epilogue": lambda c: c, "scale_a": 2.0}, gm.ArgumentError, "CUDA device only"),
     ({"epilogue": lambda c: c, "precision": "tf32"}, gm.ArgumentError, "CUDA device only"),
     ({"epilogue": lambda c: c, "semiring": "min_plus"}, gm.ArgumentError, "semiring= and epilogue= exclude each other"),
@@ -413,3 +430,20 @@ def test_calls_that_a_recipe_must_not_take():
         assert len({recipe[:8] for recipe in epilogue.recipes}) == 2
     finally:
         gm.set_num_threads(None)
+
+
+def test_arguments_that_are_resized_while_others_are_read(monkeypatch):
+    monkeypatch.setattr(finished.config, "tiers", lambda: False)
+    for m, name in ((40, "r"), (1500, "r"), (1500, "a"), (1500, "b")):
+        arrays = {"a": np.ones((m, 800), "f4"), "b": np.ones((800, 900), "f4"), "r": np.ones((m, 900), "f4")}
+
+        class Resizes:
+            def __array__(self, *_, own=arrays[name], **__):
+                own.resize((1, 1), refcheck=False)
+                return np.ones(900, "f4")
+
+        with pytest.raises(gm.LayoutError, match=f"{name}.* was resized"):
+            gm.matmul(
+                arrays["a"], arrays["b"], epilogue=lambda c, r, s: c + r + s,
+                operands={"r": arrays["r"], "s": Resizes()},
+            )  # fmt: skip

@@ -107,6 +107,17 @@ def test_what_is_passed_on(served):
         torch.mm(numbers(64, 64, dtype=torch.int8), numbers(63, 64, dtype=torch.int8))
     with pytest.raises(RuntimeError, match="dtype"):
         torch.mm(numbers(64, 64, dtype=torch.int8), numbers(64, 64, dtype=torch.int16))
+    i8, i32 = torch.int8, torch.int32
+    for operation, arguments, options in (
+        (torch.mm, [(2, 40, 64), (64, 40)], {}),
+        (torch.bmm, [(1, 40, 64), (3, 64, 40)], {}),
+        (torch._int_mm, [(40, 64), (64, 40)], {}),
+        (torch.addmm, [(2, 40), (40, 64), (64, 40)], {"beta": 0}),
+    ):
+        with pytest.raises(RuntimeError):
+            operation(*(numbers(*shape, dtype=i32) for shape in arguments), **options)
+    c, a = numbers(64, 64, dtype=i8), numbers(64, 64, dtype=i8)
+    torch.addmm(c, a, a, alpha=0.5)
     assert served == []
     small @ small  # thin
     assert served == ["mm"]

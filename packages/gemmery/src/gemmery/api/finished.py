@@ -46,7 +46,7 @@ def bound(option: Any, operands: Any) -> tuple[Epilogue, Mapping[str, Any]]:
         raise ArgumentError(
             f"epilogue={brief(option)} must be a function of the product's element, such as gm.gelu or a lambda"
         )
-    if operands is not None and not isinstance(operands, Mapping):
+    if operands is not None and not (isinstance(operands, Mapping) and all(isinstance(x, str) for x in operands)):
         raise ArgumentError(f"operands={brief(operands)} must be a dict of arrays and numbers by names of parameters")
     return function, {**function.defaults, **own, **function(**(operands or {})).operands}
 
@@ -154,10 +154,11 @@ def _prepared(
 
 def _writings(like: Any, call: PreparedEpilogue, out: Any, operands: Sequence[View]) -> list[Writing]:
     inputs = [*operands, *(reading.memory for reading in call.readings if reading.memory)]
-    return [
-        write(like, output, call.shapes, array, inputs)
-        for output, array in zip(call.graph.outputs, outs_of(out, len(call.graph.outputs)), strict=True)
-    ]
+    writings = list[Writing]()
+    for output, array in zip(call.graph.outputs, outs_of(out, len(call.graph.outputs)), strict=True):
+        writings.append(write(like, output, call.shapes, array, inputs))
+        inputs += [writings[-1].memory]  # so that of results which share memory the last one is written whole
+    return writings
 
 
 def _results(like: Any, writings: Sequence[Writing]) -> Any:
@@ -203,6 +204,7 @@ def _array(view: View) -> Any:
 def _run(call: PreparedEpilogue, totals: Sequence[View], writings: Sequence[Writing], threads: int) -> bytes:
     """Apply the graph to sums in memory; return the job that ran, b"" without one."""
     shapes = call.shapes
+    _unchanged(call, writings)
     if 0 in (*shapes.batch, shapes.m):
         return b""
     if not shapes.n:
@@ -215,6 +217,13 @@ def _run(call: PreparedEpilogue, totals: Sequence[View], writings: Sequence[Writ
     job = row_pass.job(launch, count, shapes.m, shapes.n, ctypes.addressof(table), threads)
     launch.run(job, totals[0], totals[0])
     return job
+
+
+def _unchanged(call: PreparedEpilogue, writings: Sequence[Writing]) -> None:
+    """Raise LayoutError if the code of an argument resized another one, which kernels would read where it was."""
+    read = {reading.operand.name: reading.memory for reading in call.readings}
+    arrays.unchanged(**{f"operand {name!r}": memory for name, memory in read.items()})
+    arrays.unchanged(**{f"out {place}": writing.memory for place, writing in enumerate(writings)})
 
 
 def _table(call: PreparedEpilogue, writings: Sequence[Writing]) -> list[bytes]:

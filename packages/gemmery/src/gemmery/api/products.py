@@ -378,7 +378,7 @@ def get_num_threads() -> int:
     """Return the number of CPU threads of a product.
 
     It is the count passed to `set_num_threads`, else GEMMERY_NUM_THREADS, else the number of cores that the process may
-    use, at most OMP_NUM_THREADS and SLURM_CPUS_PER_TASK.
+    use, at most OMP_NUM_THREADS and SLURM_CPUS_PER_TASK, and shared with an MPI job's other processes here.
 
     >>> import gemmery as gm
     >>> gm.get_num_threads() >= 1

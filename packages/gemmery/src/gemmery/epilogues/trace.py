@@ -32,11 +32,16 @@ class Epilogue:
         self.__doc__, self.__name__ = function.__doc__, getattr(function, "__name__", "epilogue")
         if isinstance(function, np.ufunc):
             function = _spelled(function)
-        parameters = inspect.signature(function).parameters.values()
+        try:
+            parameters = inspect.signature(function).parameters.values()
+        except (TypeError, ValueError) as error:  # of functions that are compiled
+            name = self.__name__
+            raise ArgumentError(f"epilogue {name} does not say what it takes: pass lambda c: {name}(c)") from error
         if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
             raise ArgumentError(f"epilogue {self.__name__} takes *args or **options: name each operand")
         self.function = function
         self.parameters = tuple(p.name for p in parameters)
+        self.by_name = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
         self.defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
         self._graphs: dict[int, EpilogueGraph] = {}
         self.recipes = ()
@@ -75,7 +80,7 @@ class GraphEpilogue(Epilogue):
 
     def __init__(self, name: str, graph: EpilogueGraph, sums: int) -> None:
         self.__name__, self.function, self.defaults, self.recipes = name, self.__call__, {}, ()
-        self.parameters = (*(f"sum{i}" for i in range(sums)), *(operand.name for operand in graph.operands))
+        self.parameters = (*(f"sum.{i}" for i in range(sums)), *(operand.name for operand in graph.operands))
         self._graphs = {sums: graph}
 
 
@@ -112,12 +117,14 @@ def _traced(traced: Epilogue, sums: int) -> EpilogueGraph:
     symbols = [EpilogueSymbol(builder, builder.add("sum", value=str(i))) for i in range(sums)]
     operands = traced.parameters[sums:]
     symbols += [EpilogueSymbol(builder, builder.add("operand", value=operand)) for operand in operands]
-    result = traced.function(*symbols)
+    pairs = list(zip(traced.parameters, symbols, strict=True))
+    named = {parameter: symbol for parameter, symbol in pairs if parameter in traced.by_name}
+    result = traced.function(*(symbol for parameter, symbol in pairs if parameter not in named), **named)
     results = result if isinstance(result, tuple) else (result,)
     outputs = []
     for place, output in enumerate(results):
         which = f"output {place} of epilogue {name}" if len(results) > 1 else f"the result of epilogue {name}"
-        if not isinstance(output, EpilogueSymbol):
+        if not isinstance(output, EpilogueSymbol) or output.builder is not builder:
             raise ArgumentError(f"{line}{which} is {brief(output)}: return a number that depends on the sum")
         node = builder.nodes[output.number]
         if node.op in CONDITIONS:

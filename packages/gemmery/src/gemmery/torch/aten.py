@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -151,9 +152,21 @@ _OURS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-def _alike(*tensors: Any, **options: Any) -> bool:
-    """Return True for a call of a product whose tensors have one type."""
-    return all(x.dtype is tensors[0].dtype for x in tensors)
+def _fits(name: str, *arguments: Any, **options: Any) -> bool:
+    """Return False for arguments that PyTorch refuses, in its own words, or whose types or factors only it takes."""
+    *c, a, b = arguments
+    batched = name in ("bmm", "baddbmm")
+    if not a.ndim == b.ndim == 2 + batched or a.shape[:-2] != b.shape[:-2]:
+        return False
+    whole = a.dtype.is_floating_point or all(isinstance(x, int) for x in options.values())
+    shape = (*a.shape[:-1], b.shape[-1])
+    adds = all(
+        x.dtype is a.dtype
+        and x.ndim <= len(shape)
+        and all(own in (1, n) for own, n in zip(x.shape[::-1], shape[::-1], strict=False))
+        for x in c
+    )
+    return whole and adds and (name != "_int_mm" or a.dtype is torch.int8)
 
 
 def _plain_scales(
@@ -179,7 +192,7 @@ _TAKES: dict[str, Callable[..., bool]] = {"_scaled_mm": _plain_scales, "_grouped
 
 def _replacement(name: str, ours: Callable[..., Any], least: Mapping[str, tuple[bool, int]]) -> Callable[..., Any]:
     """Return a kernel of an operator: gemmery's for products within the limits, else PyTorch's."""
-    own, takes = _torch.library.get_kernel(f"aten::{name}", "CPU"), _TAKES.get(name, _alike)
+    own, takes = _torch.library.get_kernel(f"aten::{name}", "CPU"), _TAKES.get(name) or partial(_fits, name)
     place = name in ("addmm", "baddbmm")  # of A: C is before it
     prefix = f"{name} " if name in _TAKES else ""
     rows = ((key.removeprefix(prefix), limits) for key, limits in least.items() if key.startswith(prefix))
@@ -188,8 +201,7 @@ def _replacement(name: str, ours: Callable[..., Any], least: Mapping[str, tuple[
     def kernel(keys: Any, *arguments: Any, **options: Any) -> Any:
         a, b = arguments[place : place + 2]
         limits = limits_of.get(a.dtype)
-        fits = limits and a.dtype is b.dtype and b.shape[-2] == a.shape[-1]
-        if limits and fits and takes(*arguments, **options):
+        if limits and a.dtype is b.dtype and a.shape[-1] == b.shape[-2] and takes(*arguments, **options):
             (m, k), n = a.shape[-2:], b.shape[-1]
             if name == "_grouped_mm":
                 groups = max(len(arguments[2]), 1)

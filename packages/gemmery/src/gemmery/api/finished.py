@@ -56,6 +56,7 @@ def product(a: Any, b: Any, out: Any, options: Options, multiply: Callable[..., 
     weights = weights_of(b, options)
     function, operands = bound(options.epilogue, options.operands)
     plain = out is options.threads is options.dtype is None and not options.batch_invariant
+    plain = plain and type(options.epilogue) in (Epilogue, BoundEpilogue)  # others are traced in each call
     generation = cpu_threads.generation
     x, ys = viewed("a", a), [viewed("b", weight) for weight in weights]
     if any(view.device != "cpu" for view in (x, *ys)):

@@ -15,27 +15,22 @@ from typing import Any
 
 import numpy as np
 
-from gemmery import arrays, config, dtypes, tiers
+from gemmery import arrays, dtypes
 from gemmery.api import epilogue_recipes
 from gemmery.api.codes import bits_of
-from gemmery.api.compute import prepared_for
 from gemmery.api.epilogue_operands import OperandReading, Writing, compact, read, slot, steps, write
 from gemmery.api.epilogue_terms import Shapes, check_values, outs_of, shapes_of, types_of, weights_of, with_kinds
 from gemmery.api.options import only_on_devices, thread_count, viewed
 from gemmery.api.promote import promoted
-from gemmery.api.repeats import Prepared
 from gemmery.arrays import View
-from gemmery.cpu import build, row_pass
+from gemmery.cpu import row_pass
 from gemmery.cpu import threads as cpu_threads
-from gemmery.cpu.launch import Launch
 from gemmery.cpu.row_pass import Pass
-from gemmery.cpu.target import host
 from gemmery.epilogues.graph import EpilogueGraph
 from gemmery.epilogues.reference import evaluate
 from gemmery.epilogues.trace import BoundEpilogue, Epilogue
 from gemmery.errors import ArgumentError, brief
 from gemmery.keywords import Options
-from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
 
 
@@ -61,6 +56,7 @@ def product(a: Any, b: Any, out: Any, options: Options, multiply: Callable[..., 
     weights = weights_of(b, options)
     function, operands = bound(options.epilogue, options.operands)
     plain = out is options.threads is options.dtype is None and not options.batch_invariant
+    plain = plain and type(options.epilogue) in (Epilogue, BoundEpilogue)  # others are traced in each call
     generation = cpu_threads.generation
     x, ys = viewed("a", a), [viewed("b", weight) for weight in weights]
     if any(view.device != "cpu" for view in (x, *ys)):
@@ -76,9 +72,6 @@ def product(a: Any, b: Any, out: Any, options: Options, multiply: Callable[..., 
     threads = thread_count(options.threads) or cpu_threads.get()
     like = arrays.kind(a, *weights)
     writings = _writings(like, call, out, [x, *ys])
-    if len(ys) == 1 and (fused := in_tiles(call, x, ys[0], result, bool(options.batch_invariant), writings)):
-        _run_in_tiles(call, fused, x, ys[0], writings, threads)
-        return _results(like, writings)
     keywords: dict[str, Any] = {} if sums == promoted(x.dtype, ys[0].dtype) else {"dtype": dtypes.get(sums).numpy}
     keywords |= {} if options.threads is None else {"threads": options.threads}
     keywords |= {"batch_invariant": True} if options.batch_invariant else {}
@@ -92,7 +85,7 @@ def product(a: Any, b: Any, out: Any, options: Options, multiply: Callable[..., 
         multiply(a, weight, out=_array(total), **keywords)
         totals.append(total)
     run = _run(call, totals, writings, threads)
-    if run and plain and not _is_large(call):
+    if run and plain:
         _remember(function, generation, a, weights, call, keywords.get("dtype"), totals, writings, run)
     return _results(like, writings)
 
@@ -109,7 +102,8 @@ def _remember(
     table = [steps(total, "matrix", call.shapes) for total in totals]
     table += [None if x.memory is None else struct.unpack("<3q", x.words)[1:] for x in call.readings]
     table += [steps(x.memory, o.kind, call.shapes) for x, o in zip(writings, call.graph.outputs, strict=True)]
-    results, sums = ([x.owner for x in views] for views in ([w.memory for w in writings], totals))
+    results: list[Any] = [writing.memory.owner for writing in writings]
+    sums = [total.owner for total in totals]
     read = [(operand.name, x.value) for operand, x in zip(call.graph.operands, call.readings, strict=True)]
     single, is_long = call.element == "float", math.prod(results[0].shape) >= _LONG
     epilogue_recipes.remember(
@@ -118,87 +112,6 @@ def _remember(
 
 
 _LONG = 1 << 15  # elements: a pass of 20 us
-
-
-def _is_large(call: PreparedEpilogue) -> bool:
-    """Return True where the sums do not stay in the cache for a pass."""
-    size = math.prod(call.shapes.batch) * call.shapes.m * call.shapes.n * dtypes.get(call.sums).size
-    return size > (host().l2 or 1 << 20) // 2
-
-
-class InTiles(NamedTuple):
-    """A product whose kernel applies the graph to each tile of sums before it is stored."""
-
-    launch: Launch
-    prepared: Prepared
-
-
-def tiled(
-    call: PreparedEpilogue, x: View, y: View, result: str, invariant: bool, writings: Sequence[Writing] = ()
-) -> tuple[Prepared, Problem] | None:  # fmt: skip
-    """Return the plain product, and that with the graph applied in tiles; None where it is not.
-
-    It is where `packed` computes the plain product, in the same order, and C does not stay in the cache for a pass.
-    """
-    graph, shapes = call.graph, call.shapes
-    plain = x.dtype == y.dtype and dtypes.get(x.dtype).kind == "f" and call.sums == dtypes.get(x.dtype).accumulator
-    if not (_is_large(call) and plain and shapes.rows and shapes.columns) or graph.statistics:
-        return None
-    first = graph.outputs[0].dtype
-    out = result if first == result and result in (x.dtype, call.sums) else call.sums
-    shape = shapes.of("matrix")
-    c = View(0, shape, arrays.contiguous(shape, dtypes.get(out).size), out)
-    prepared = prepared_for(x.dtype, out, x, y, c, invariant=invariant)
-    if prepared is None or prepared.plan.rung.name != "packed" or prepared.form.loops:
-        return None
-    form, problem = prepared.form, prepared.problem._replace(epilogue=graph.text)
-    merged = form.m != shapes.m
-    words = [struct.unpack("<3q", reading.words) for reading in call.readings if reading.memory]
-    words += [(0, *(steps(w.memory, "matrix", shapes) or (-1, 0))) for w in writings]
-    follow = all(batch == shapes.m * row for _, batch, row in words)
-    if form.n != shapes.n or (merged and not (follow and all(node.op != "row_index" for node in graph.nodes))):
-        return None
-    refused = build.packed_refuses(problem) or build.chain(problem) != build.chain(prepared.problem)
-    if refused or problem.c_layout != "row":
-        return None
-    return prepared, problem
-
-
-def in_tiles(
-    call: PreparedEpilogue, x: View, y: View, result: str, invariant: bool, writings: Sequence[Writing]
-) -> InTiles | None:  # fmt: skip
-    """Return how the graph is applied in tiles; None where it is not, or its kernel is still compiled aside."""
-    plan = tiled(call, x, y, result, invariant, writings)
-    if plan is None:
-        return None
-    prepared, problem = plan
-    key = "epilogue", problem.epilogue, problem.dtype, problem.out
-    if config.tiers() and key not in _compiled:
-
-        def compile_aside() -> None:
-            build.packed(problem, {})
-            _compiled.add(key)
-
-        tiers.aside(key, compile_aside)
-        return None
-    return InTiles(build.packed(problem, {}), prepared)
-
-
-_compiled: set[tuple[str, ...]] = set()
-
-
-def _run_in_tiles(
-    call: PreparedEpilogue, fused: InTiles, x: View, y: View, writings: Sequence[Writing], threads: int
-) -> None:  # fmt: skip
-    _unchanged(call, writings, a=x, b=y)
-    first, shapes = writings[0].memory, call.shapes
-    shape, out = shapes.of("matrix"), fused.prepared.problem.out
-    nested = first.strides == arrays.contiguous(shape, dtypes.get(first.dtype).size)
-    c = first if first.dtype == out and nested else arrays.scratch(shape, out)
-    table = ctypes.create_string_buffer(b"".join(_table(call, writings)))
-    a, b, target = fused.prepared.operands(x, y, c)
-    at = View(ctypes.addressof(table), (shapes.n,), (0,), "int8")
-    fused.launch.run(fused.launch.job(a, b, target, 1, 0, at, threads), a, b)
 
 
 def apply(function: Epilogue, sums: Sequence[Any], operands: Mapping[str, Any], result: str) -> Any:
@@ -270,8 +183,7 @@ def explained(a: Any, b: Any, options: Options) -> str:
     else:
         sums, result = types_of(x, ys, options.dtype)
         call = _prepared(function, len(weights), operands, shapes, sums, result)
-        fused = len(ys) == 1 and tiled(call, x, ys[0], result, bool(options.batch_invariant)) is not None
-        graph = call.graph
+        graph, fused = call.graph, False
     kinds = graph.kinds()
     operations = sum(bool(node.inputs) for node in graph.nodes)
     results = {output.node for output in graph.outputs}
@@ -308,10 +220,10 @@ def _run(call: PreparedEpilogue, totals: Sequence[View], writings: Sequence[Writ
     return job
 
 
-def _unchanged(call: PreparedEpilogue, writings: Sequence[Writing], **operands: View) -> None:
+def _unchanged(call: PreparedEpilogue, writings: Sequence[Writing]) -> None:
     """Raise LayoutError if the code of an argument resized another one, which kernels would read where it was."""
     read = {reading.operand.name: reading.memory for reading in call.readings}
-    arrays.unchanged(**operands, **{f"operand {name!r}": memory for name, memory in read.items()})
+    arrays.unchanged(**{f"operand {name!r}": memory for name, memory in read.items()})
     arrays.unchanged(**{f"out {place}": writing.memory for place, writing in enumerate(writings)})
 
 

@@ -31,14 +31,37 @@ if TYPE_CHECKING:  # mypy attaches a block to the function after it only if it c
 
     @overload
     def grouped_matmul(
-        a: Plain, b: Plain, *, offsets: Any, out: None = None, **options: Unpack[GroupedOptions]
+        a: Plain,
+        b: Plain,
+        *,
+        offsets: Any,
+        out: None = None,
+        gather: Any = None,
+        scatter: Any = None,
+        **options: Unpack[GroupedOptions],
     ) -> NDArray[Any]: ...
     @overload
     def grouped_matmul(
-        a: Foreign, b: Foreign | Plain, *, offsets: Any, out: None = None, **options: Unpack[GroupedOptions]
+        a: Foreign,
+        b: Foreign | Plain,
+        *,
+        offsets: Any,
+        out: None = None,
+        gather: Any = None,
+        scatter: Any = None,
+        **options: Unpack[GroupedOptions],
     ) -> Foreign: ...
     @overload
-    def grouped_matmul(a: Any, b: Any, *, offsets: Any, out: Out, **options: Unpack[GroupedOptions]) -> Out: ...
+    def grouped_matmul(
+        a: Any,
+        b: Any,
+        *,
+        offsets: Any,
+        out: Out,
+        gather: Any = None,
+        scatter: Any = None,
+        **options: Unpack[GroupedOptions],
+    ) -> Out: ...
     @overload
     def grouped_matmul(
         a: Sequence[NDArray[Any]], b: Sequence[NDArray[Any]], *, out: None = None, **options: Unpack[GroupedOptions]
@@ -49,7 +72,14 @@ if TYPE_CHECKING:  # mypy attaches a block to the function after it only if it c
     ) -> list[Foreign]: ...
     @overload
     def grouped_matmul(
-        a: Any, b: Any, *, offsets: Any = None, out: Any = None, **options: Unpack[GroupedOptions]
+        a: Any,
+        b: Any,
+        *,
+        offsets: Any = None,
+        out: Any = None,
+        gather: Any = None,
+        scatter: Any = None,
+        **options: Unpack[GroupedOptions],
     ) -> Any: ...
 
 

@@ -144,9 +144,7 @@ def _arithmetic(target: Target, dtype: str, out: str, b_dtype: str) -> tuple[str
 
 
 def epilogue(problem: Problem) -> tuple[bool, str]:
-    """Return (bias, activation) of a problem's epilogue; a graph counts as an activation."""
-    if "|" in problem.epilogue:
-        return False, problem.epilogue
+    """Return (bias, activation) of a problem's epilogue."""
     parts = problem.epilogue.split("+") if problem.epilogue else []
     return "bias" in parts, next((part for part in parts if part != "bias"), "")
 
@@ -159,10 +157,7 @@ def packed_refuses(problem: Problem) -> str:
         return f"the products of {inside.name} by {problem.b_dtype} have signs, so C must have, not {out.name}"
     if not problem.b_dtype and (out.kind != inside.kind or out.size < inside.size):
         return f"C must be {inside.name} or a wider type of the same kind, not {out.name}"
-    if "|" in activation:
-        if inside.kind != "f" or product(host(), problem).on_tiles:
-            return "its tiles take the graph of an epilogue for floats alone, and not on the tile unit"
-    elif activation and activation not in ACTIVATIONS:
+    if activation and activation not in ACTIVATIONS:
         return f"its activations are {', '.join(ACTIVATIONS)}, not {activation}"
     if activation and out.kind != "f" and (activation != "relu" or out.kind == "c"):
         return f"{activation} needs a real floating-point result, not {out.name}: apply it after the product"

@@ -145,8 +145,8 @@ def _match(
         with f.if_(good.value):
             good.value = f.load("i64", b + objects.TUPLE_SIZE).equals(2)
             with f.if_(good.value):
-                for i in range(2):
-                    f.store(f.load("ptr", b + (objects.TUPLE_ITEMS + 8 * i)), ys + 8 * i)
+                for place in (0, 8):
+                    f.store(f.load("ptr", b + (objects.TUPLE_ITEMS + place)), ys + place)
     with f.loop(0, weights) as i, f.if_(good.value):
         known = arrays + (i + 1) * (8 * KNOWN)
         good.value = call(f, "i64", "is_known", f["table"], f.load("ptr", ys + i * 8), known).differs(0)
@@ -184,8 +184,8 @@ def _make(
 ) -> None:
     """Make arrays for outputs and sums, and write their addresses into the slots."""
     (weights, outputs), (new, slots, operands), null = counts, places, Value(f, "ptr", "null")
-    for i in range(_MOST_MADE):
-        f.store(f.index(0), new + 8 * i)
+    for each in range(_MOST_MADE):
+        f.store(f.index(0), new + 8 * each)
     with f.loop(0, outputs + weights) as i, f.if_(good.value):
         how = news + i * (8 * MADE)
         descr, array = f.load("ptr", how, align=8), f.var(f.load("ptr", new))

@@ -35,7 +35,7 @@ from gemmery.cpu.panels import (
 )
 from gemmery.cpu.target import SHALLOW, Target, Tile
 from gemmery.cpu.ukernel import ABREAST, AHEAD, Product, RegisterTile, load_cells, register_tile, tile_loop
-from gemmery.cpu.update import is_plain, params, place_of, rounds_whole, update_edge, update_rounded, update_whole
+from gemmery.cpu.update import PARAMS, is_plain, rounds_whole, update_edge, update_rounded, update_whole
 
 _PREFETCH = 16  # steps of k by which A is prefetched ahead of its use
 
@@ -84,7 +84,7 @@ def packed(target: Target, product: Product, sizes: Tile | None = None, once: bo
             _small_tiles(module, wide, register, prefix="wide_")
             _tiles(module, wide, register, prefix="wide_")
     if product.rounds:
-        with module.function("run", *_RUN, *params(product), local=True) as f:
+        with module.function("run", *_RUN, *PARAMS, local=True) as f:
             update_edge(f, product, register, f["kept"], f["row"], f.index(0), f.index(0), f["m"], f["n"])
     if once and not product.bits:
         with module.function("panels", ("ptr", "args")) as f:
@@ -152,7 +152,6 @@ def _five_loops(f: Function, product: Product, register: RegisterTile, once: boo
     spare = tiled + tiled_bytes(product, register, mc, nc) if product.on_tiles else tiled
     run = kc * fan(product) if product.rounds else f.max(k, 1)
     several, below = k > run, f.select(args.below > 0, args.below - 1, args.n)
-    row, column, place = place_of(f, args) if product.graph else (f.index(0),) * 3
     with f.loop(0, n, nc) as j, f.loop(0, f.max(k, 1), run) as q:
         wide, end = f.min(n - j, nc), f.min(f.max(k, 1), q + run)
         tile_c, tile_bias = c + j * product.out_size, bias + j // parts * bias_step
@@ -192,7 +191,7 @@ def _five_loops(f: Function, product: Product, register: RegisterTile, once: boo
                         f, product, register, widens, (tall, wide, deep, (i + below) * parts - j, to_a),
                         (b_panels, b_panel, to_b),
                         (to + i * to_row, to_row, partial + i * partial_row, partial_row, factor, scale, tile_bias,
-                         bias_step, first, last, *((row + i, column + j, place) if product.graph else ())),
+                         bias_step, first, last),
                     )  # fmt: skip
         if product.rounds:
             with f.if_(several):
@@ -200,7 +199,6 @@ def _five_loops(f: Function, product: Product, register: RegisterTile, once: boo
                 f.call(
                     "run", m, wide, spare, nc, tile_c, c_row, sums, sums_row,
                     alpha, f.select(first, beta, unity), tile_bias, bias_step, first, last,
-                    *((row, column + j, place) if product.graph else ()),
                 )  # fmt: skip
 
 
@@ -272,7 +270,7 @@ def _tiles(
 ) -> None:  # fmt: skip
     """Define `tiles`: the two loops over the register tiles of an mc x nc block, columns outside."""
     mr, nr = register.mr, register.nr
-    with module.function(f"{prefix}tiles", *_TILES, *params(product), local=True) as f:
+    with module.function(f"{prefix}tiles", *_TILES, *PARAMS, local=True) as f:
         mc, nc, kc = f["mc"], f["nc"], f["kc"]
         a_panel, b_panel = panel_bytes(operands(product, register)[0], kc), f["b_panel"]
         tile_buffer = f.buffer(mr * nr * SIZES[product.accumulator])

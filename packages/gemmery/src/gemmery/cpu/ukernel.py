@@ -77,16 +77,11 @@ class Product(NamedTuple):
     accumulator: str  # element of the tile, LLVM's name
     group: int = 1
     step: str = "fma"
-    activation: str = ""  # "", "relu", "gelu", "silu", or the text of a graph
+    activation: str = ""  # "", "relu", "gelu", "silu"
     # The narrower elements of B's panels, which each step widens: gemmery's name, or "levels8" and "levels4" with a row
     # of factors before each panel (`packed_levels`); "" for `packed`.
     stored: str = ""
     b_dtype: str = ""
-
-    @property
-    def graph(self) -> bool:
-        """True for an epilogue that is a graph, which replaces bias and activation."""
-        return "|" in self.activation
 
     @property
     def on_tiles(self) -> bool:

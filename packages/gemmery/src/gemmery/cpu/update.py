@@ -3,45 +3,18 @@
 from __future__ import annotations
 
 from gemmery import dtypes
-from gemmery.cpu import slots
-from gemmery.cpu.abi import Args
 from gemmery.cpu.convert import narrow, store_as, widen
 from gemmery.cpu.epilogue import activate
 from gemmery.cpu.ir import Function, Value, Var
 from gemmery.cpu.ir_types import SIZES, lanes_of, vector
-from gemmery.cpu.layout import JOB, JOB_AT
 from gemmery.cpu.pack_complex import times_i
 from gemmery.cpu.ukernel import SEMIRINGS, Product, RegisterTile, added
-from gemmery.epilogues.graph import Node, parse
 
 # C, sums kept apart, the scalars, the bias of the columns, and whether these are the first and the last block of k.
 PARAMS = (
     ("ptr", "c"), ("i64", "c_row"), ("ptr", "sums"), ("i64", "sums_row"), ("ptr", "alpha"), ("ptr", "beta"),
     ("ptr", "bias"), ("i64", "bias_step"), ("i1", "first"), ("i1", "last"),
 )  # fmt: skip
-
-
-# Of a product with an epilogue that is a graph, whose `bias` is its table: the place of the first element of this C.
-_PLACE = (("i64", "row0"), ("i64", "column0"), ("i64", "product0"))
-
-
-def params(product: Product) -> tuple[tuple[str, str], ...]:
-    """Return the parameters of what updates C."""
-    return PARAMS + _PLACE if product.graph else PARAMS
-
-
-def place_of(f: Function, args: Args) -> tuple[Value, Value, Value]:
-    """Return the row and column of the first element of this part, and its product in the batch.
-
-    alpha is in the job, which has the address of the whole C; its rows and products follow each other in memory.
-    """
-    job = Args(f, args.alpha + -JOB_AT["alpha_value"], JOB)
-    apart, whole = (f.emit("i64", f"ptrtoint {x} to i64") for x in (args.c, job.c))
-    offset = apart - whole
-    product = f.select(job.batch > 1, offset // f.max(job.c_batch, 1), f.index(0))
-    offset = offset - product * job.c_batch
-    row = f.select(job.m > 1, offset // f.max(job.c_row, 1), f.index(0))
-    return row, (offset - row * job.c_row) // f.max(job.c_col, 1), product
 
 
 def update_edge(
@@ -63,8 +36,8 @@ def update_edge(
 
 
 def rounds_whole(product: Product) -> bool:
-    """Return whether `update_rounded` may finish whole tiles: sums apart from C, no graph and no semiring."""
-    return product.sums_apart and not product.graph and product.step not in SEMIRINGS
+    """Return whether `update_rounded` may finish whole tiles: sums apart from C, and no semiring."""
+    return product.sums_apart and product.step not in SEMIRINGS
 
 
 def is_plain(f: Function, product: Product, register: RegisterTile, rows: Value, columns: Value) -> Value:
@@ -169,22 +142,9 @@ def _update_vector(f: Function, product: Product, tile: Value, i: Value, j: Valu
         old = f.load_masked(wide, sum_at, mask) if apart else _load_c(f, product, at, mask)
         total.value = added(f, product, old, total.value)
     with f.if_(f["last"]):
-        if product.graph:
-            _apply(f, product, total.value, i, j, mask)
-        else:
-            _store_rounded(f, product, _epilogue(f, product, total.value, j, mask), at, mask)
+        _store_rounded(f, product, _epilogue(f, product, total.value, j, mask), at, mask)
     with f.else_():
         f.store_masked(total.value if apart else narrow(f, total.value, out), sum_at if apart else at, mask)
-
-
-def _apply(f: Function, product: Product, total: Value, i: Value, j: Value, mask: Value) -> None:
-    """Apply the graph of an epilogue to a vector of sums, and store its outputs."""
-    how = slots.access(parse(product.activation), product.scalar, lanes_of(total.type))
-    row = f["row0"] + i
-    at = slots.places(f, how, f["bias"], f["product0"], row)
-    column = f["column0"] + j
-    value = slots.values(f, how, at, row, column, mask, {Node("sum", (), "0"): total})
-    slots.store(f, how, at, column, mask, value, "matrix")
 
 
 def _store_rounded(f: Function, product: Product, value: Value, at: Value, mask: Value | None) -> None:

@@ -367,6 +367,16 @@ def test_refusals(monkeypatch):
         run("int main() {}")
 
 
+def test_what_formatters_and_other_systems_write(capfd):
+    program, out = run(
+        """template <int N> __global__ void k(int* x) { *x = N; }
+        void main() { int *x, y = 1; cudaMalloc(&x, 4); k<5> << <dim3(y << 2 >> 2), 1 >> > (x);
+          cudaMemcpy(&y, x, 4, cudaMemcpyDeviceToHost); printf("%d", y << 1); }""",
+        capfd=capfd,
+    )
+    assert (out, program.launches) == ("10", {"k<5>": 1})
+
+
 def test_launches_in_the_text():
     text = """
 #define RUN(k) k<<<1, n >> 1>>>(x)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gemmery.cuda import include, nvrtc
 from gemmery.errors import CompileError
-from gemmery_emulator.kernels.declarations import WORD, Declaration, Macro, Source, blanked, marks
+from gemmery_emulator.kernels.declarations import Declaration, Macro, Source, blanked, marks
 from gemmery_emulator.kernels.project import INCLUDE, headers_of, is_in
 from gemmery_emulator.kernels.stand_ins import (
     ABSENT,
@@ -186,21 +186,6 @@ class SourceProgram:
                         continue
                     asked.setdefault(ways[0][1], (ways[0][2] or "1", condition, each.source.file, line))
         return asked
-
-    def built(self, errors: str, definitions: Mapping[str, object]) -> list[str]:
-        """The macros of a project's build without which the compiler's errors come: the names that it does not know, or
-        one of those in the #if around their definitions, or around an #error.
-        """
-        names = {name for places in _NOT_THERE.findall(errors) for name in places if name}
-        if direct := [name for name in definitions if name in names]:
-            return direct
-        asked = set[str]()
-        for source in self.sources.values():
-            for start, stop in source.directives:
-                word = re.match(r"\s*#\s*(?:define\s+(\w+)|error\s+(.*))", source.text[start:stop])
-                if word and (word[1] in names or (word[2] and word[2].strip() in errors)):
-                    asked.update(*(WORD.findall(condition) for condition, _ in source.conditions(start)))
-        return [name for name in definitions if name in asked - self.macros.keys()][:1]
 
     @cached_property
     def expanded(self) -> tuple[Declaration, ...]:

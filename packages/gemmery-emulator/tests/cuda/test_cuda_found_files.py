@@ -170,6 +170,20 @@ def test_overloads_are_named_by_their_parameters():
             "const double TABLE[2] = {0, 1};\n"
             "__global__ void f(int* x) { const float factor = TABLE[1]; x[threadIdx.x] = HALF * factor; }\n"
         ),
+        (
+            "#include <iostream>\n#define CODE [[nodiscard]] __device__\n#define EARLY constexpr \n"
+            "struct Pair { typedef int Side; CODE static EARLY Side size() { return 2; }\n"
+            "  CODE EARLY int at(Side i) const { return i + 5; } };\n"
+            "__global__ void f(int* x) { Pair pair; x[threadIdx.x] = pair.at(2) * Pair::size() / 2; }\n"
+        ),
+        (
+            "#include <iostream>\n__device__ int twice(auto x) { return 2 * x; }\n"
+            "__global__ void f(int* x) { x[threadIdx.x] = twice(3) + 1; }\n"
+        ),
+        (
+            "#include <GL/glew.h>\nstruct Light { GLfloat place[4]; GLuint buffer; };\n__constant__ Light light;\n"
+            "__global__ void f(int* x) { x[threadIdx.x] = sizeof(Light) / 4 + 2 + light.buffer; }\n"
+        ),
     ],
 )
 def test_what_nvcc_takes_of_the_library(tmp_path, text):

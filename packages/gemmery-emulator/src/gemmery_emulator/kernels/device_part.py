@@ -56,6 +56,7 @@ HOST_CODE = (
     "makes"
 )
 _ERROR = re.compile(r"(?:^|: )([^\s()]+)\((\d+)\): (?:catastrophic )?error:? ?(.*)\n.*\n  ([ \t]*)\^", re.MULTILINE)
+_NEWER = re.compile(r"error: \"auto\" is not allowed here|\"(?:concept|requires|consteval)\"")  # what C++20 has
 _NUMBER = re.compile(r"(?<!constexpr )\b(const)\s+(?:float|double)\s+\w+\s*=(?!=)")
 # A condition that a macro makes true: X, defined(X), X == 2.
 _ASKED = re.compile(r"[\s(]*(?:defined\b[\s(]*)?([A-Za-z_]\w*)\b[\s)]*(?:[=>]=\s*(\d+)[\s)]*)?")
@@ -433,6 +434,9 @@ def device_part(
                 first=PRELUDE,
             )
         except CompileError as error:
+            if _NEWER.search(str(error)) and not any("-std=" in each for each in passed):
+                passed += ("-std=c++20",)
+                continue
             unknown = [] if names else program.unknown(str(error))
             if unknown:
                 names = unknown

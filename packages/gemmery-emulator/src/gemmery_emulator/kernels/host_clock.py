@@ -36,7 +36,7 @@ class HostClock:
     @contextmanager
     def watched(self, seconds: float) -> Iterator[None]:
         """Send this thread a signal again and again, once the host part's own code has run for `seconds`."""
-        thread, done = get_ident(), Event()
+        thread, done, seconds = get_ident(), Event(), max(seconds, 0.05)  # so that the program has its handler by then
 
         def watch() -> None:
             while not done.wait(0.005 if self.seconds > seconds else min(0.2, seconds)):

@@ -292,9 +292,10 @@ def _compiled(
             raise CompileError(f"{_OF_NAMES.sub('', str(error)).rstrip()};\n{_WAYS}") from None
         if re.search(r'"cudaDeviceSynchronize" is undefined|kernel launch from __device__', str(error)):
             raise CompileError(f"{error}\n{LAUNCHES}") from None
-        if any(each.startswith("-I") for each in options):
+        calls_host = f"({name}, line" in str(error)  # a function of the file itself
+        if any(each.startswith("-I") for each in options) and not calls_host:
             with suppress(CompileError):
-                ptx = uncut(program, kernel, arch, options, toolkit)
+                ptx = uncut(program, kernel, arch, inside, toolkit)
         if ptx is None:
             raise
     lowered = prepared(ptx.text, _only(list(parsed(ptx.text, NO_WRAPPERS).kernels), ptx.entry), NO_WRAPPERS)

@@ -42,7 +42,7 @@ class CompiledKernel(NamedTuple):
 
 NO_WRAPPERS: frozenset[str] = frozenset()  # no file of a user's source consists of wrappers
 SOURCE = "kernel.cu"  # the name of a source passed as text, in findings and lines
-LAUNCHES = "launches from kernels (dynamic parallelism) are not modelled: call emulate() for each of them"
+LAUNCHES = "launches from kernels (dynamic parallelism) are not modeled: call emulate() for each of them"
 
 
 @overload
@@ -122,7 +122,7 @@ def emulate(
     >>> x[:3].tolist(), run.global_.loads.sectors, run.flops, run.findings
     ([0.0, 2.0, 4.0], 8, 64, ())
 
-    Raises EmulationError for instructions that are not modelled, CompileError, LayoutError, ArgumentError for launches
+    Raises EmulationError for instructions that are not modeled, CompileError, LayoutError, ArgumentError for launches
     that a driver would refuse, and with `strict` CheckError for findings. The arrays are then unchanged.
     """
     arch = architecture(arch)

@@ -177,7 +177,7 @@ class SourceProgram:
         """
         known = {"CUDA_VERSION", "CUDART_VERSION"}
         known |= {match[1] for it in options if (match := re.match(r"(?:-D|--define-macro=)\s*(\w+)", it))}
-        asked: dict[str, tuple[str, str, str, int]] = {}
+        needed_macros: dict[str, tuple[str, str, str, int]] = {}
         for each in kernels:
             for condition, line in each.source.conditions(each.start):
                 for term in condition.split("&&"):
@@ -185,8 +185,8 @@ class SourceProgram:
                     names = {way[1] for way in ways}
                     if not names or names & (known | self.macros.keys()) or any(it.startswith("__") for it in names):
                         continue
-                    asked.setdefault(ways[0][1], (ways[0][2] or "1", condition, each.source.file, line))
-        return asked
+                    needed_macros.setdefault(ways[0][1], (ways[0][2] or "1", condition, each.source.file, line))
+        return needed_macros
 
     @cached_property
     def expanded(self) -> tuple[Declaration, ...]:

@@ -17,21 +17,21 @@ class HostClock:
     """Runs while the host part's own code does."""
 
     own: float = 0.0  # seconds up to ...
-    left: float | None = field(default_factory=perf_counter)  # ... when the code went on; None in a call
+    since: float | None = field(default_factory=perf_counter)  # ... when the code went on; None in a call
 
     @property
     def seconds(self) -> float:
         """Seconds of the host part's own code."""
-        left = self.left
-        return self.own + (perf_counter() - left if left is not None else 0)
+        since = self.since
+        return self.own + (perf_counter() - since if since is not None else 0)
 
     def pause(self) -> None:
         """A call begins."""
-        self.own, self.left = self.seconds, None
+        self.own, self.since = self.seconds, None
 
     def proceed(self) -> None:
         """A call ends."""
-        self.left = perf_counter()
+        self.since = perf_counter()
 
     @contextmanager
     def watched(self, seconds: float) -> Iterator[None]:

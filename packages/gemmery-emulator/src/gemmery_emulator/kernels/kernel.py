@@ -255,8 +255,8 @@ def compiled_kernel(
             raise
         with suppress(CompileError):
             compiled = compiled_kernel(_read(whole), whole.name, whole.parent, kernel, arch, options)
-            said = f"it does not compile by itself, and was compiled as a part of {whole.name}, which includes it"
-            return compiled._replace(warnings=(*compiled.warnings, (said, name, 1)))
+            note = f"it does not compile by itself, and was compiled as a part of {whole.name}, which includes it"
+            return compiled._replace(warnings=(*compiled.warnings, (note, name, 1)))
         raise
 
 

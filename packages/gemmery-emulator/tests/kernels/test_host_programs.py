@@ -297,6 +297,7 @@ def test_a_file_of_c_is_compiled_as_c(tmp_path, capfd):
     assert capfd.readouterr().out == "6"
 
 
+@pytest.mark.many(2)
 @pytest.mark.parametrize(
     "loop",
     [

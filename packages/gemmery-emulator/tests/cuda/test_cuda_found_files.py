@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
 
@@ -172,6 +170,20 @@ def test_overloads_are_named_by_their_parameters():
             "const double TABLE[2] = {0, 1};\n"
             "__global__ void f(int* x) { const float factor = TABLE[1]; x[threadIdx.x] = HALF * factor; }\n"
         ),
+        (
+            "#include <iostream>\n#define CODE [[nodiscard]] __device__\n#define EARLY constexpr \n"
+            "struct Pair { typedef int Side; CODE static EARLY Side size() { return 2; }\n"
+            "  CODE EARLY int at(Side i) const { return i + 5; } };\n"
+            "__global__ void f(int* x) { Pair pair; x[threadIdx.x] = pair.at(2) * Pair::size() / 2; }\n"
+        ),
+        (
+            "#include <iostream>\n__device__ int twice(auto x) { return 2 * x; }\n"
+            "__global__ void f(int* x) { x[threadIdx.x] = twice(3) + 1; }\n"
+        ),
+        (
+            "#include <GL/glew.h>\nstruct Light { GLfloat place[4]; GLuint buffer; };\n__constant__ Light light;\n"
+            "__global__ void f(int* x) { x[threadIdx.x] = sizeof(Light) / 4 + 2 + light.buffer; }\n"
+        ),
     ],
 )
 def test_what_nvcc_takes_of_the_library(tmp_path, text):
@@ -192,37 +204,6 @@ def test_a_part_of_another_file(tmp_path):
     (tmp_path / "other.cu").write_text('#include "parts/k.cu"\n')  # of two files neither is taken
     with pytest.raises(CompileError, match="VALUE"):
         value_of(tmp_path / "parts/k.cu")
-
-
-@pytest.mark.parametrize(
-    ("build", "text", "value"),
-    [
-        ({"Makefile": "all:\n\tnvcc -O3 -DVALUE=6 k.cu\n"}, "", 6),
-        ({"CMakeLists.txt": "target_compile_definitions(k PRIVATE VALUE=5 MORE)\n"}, "", 5),
-        ({"k.vcxproj": "<PreprocessorDefinitions>_DEBUG;VALUE=4;%(More)</PreprocessorDefinitions>"}, "", 4),
-        (
-            {"Makefile": "SIDE=-DSIDE8\nifeq ($(N),4)\nSIDE=-DSIDE4\nendif\n"},
-            "#if defined(SIDE4)\n#define VALUE 4\n#elif defined(SIDE8)\n#define VALUE 8\n#endif\n",
-            8,
-        ),
-        (
-            {"setup.py": "args = ['-DUSE_TEN']\n"},
-            '#if !defined(USE_TEN) && !defined(USE_TWO)\n#error "name one"\n#endif\n#define VALUE 10\n',
-            10,
-        ),
-    ],
-)
-def test_macros_of_the_build(tmp_path, build, text, value):
-    for name, words in build.items():
-        (tmp_path / name).write_text(words)
-    file = tmp_path / "k.cu"
-    file.write_text(
-        f"#include <iostream>\n{text}__global__ void f(int* x) {{ x[threadIdx.x] = VALUE; }}\nint main() {{}}\n"
-    )
-    written, warnings = warned(file)
-    assert written == value
-    assert len(warnings) == 1
-    assert re.search(rf"-D\w+=\w+: taken from the project's build \({next(iter(build))}, line \d", warnings[0])
 
 
 def test_headers_of_a_library_that_no_parser_can_cut(tmp_path):

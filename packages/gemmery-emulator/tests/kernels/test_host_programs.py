@@ -298,6 +298,7 @@ def test_a_file_of_c_is_compiled_as_c(tmp_path, capfd):
     assert capfd.readouterr().out == "6"
 
 
+@pytest.mark.many(2)
 @pytest.mark.parametrize(
     "loop",
     [
@@ -369,6 +370,16 @@ def test_refusals(monkeypatch):
     monkeypatch.setattr(host_part.shutil, "which", lambda name: None)
     with pytest.raises(InstallError, match="compiler of C"):
         run("int main() {}")
+
+
+def test_what_formatters_and_other_systems_write(capfd):
+    program, out = run(
+        """template <int N> __global__ void k(int* x) { *x = N; }
+        void main() { int *x, y = 1; cudaMalloc(&x, 4); k<5> << <dim3(y << 2 >> 2), 1 >> > (x);
+          cudaMemcpy(&y, x, 4, cudaMemcpyDeviceToHost); printf("%d", y << 1); }""",
+        capfd=capfd,
+    )
+    assert (out, program.launches) == ("10", {"k<5>": 1})
 
 
 def test_launches_in_the_text():

@@ -38,6 +38,7 @@ _PLAIN = DEVICE | {
     *("__restrict__", "__restrict", "__extension__", "__volatile__", "__const__"),
 }
 _IN_ATTRIBUTES = frozenset({*_PLAIN, *_WITH_ARGUMENTS, "inline", "static", "extern", "C", "always_inline", "noinline"})
+_IN_ATTRIBUTES |= {"constexpr", "nodiscard", "maybe_unused"}
 # Macros of libraries that stand for attributes, by their names.
 _OF_LIBRARY = re.compile(r"\b[A-Z_]*(?:DEVICE|GLOBAL|INLINE|HOST|EXPORT|API|CALLABLE|UNROLL)[A-Z_]*\b(?=\s+[A-Za-z_~])")
 _WORDS = Query(LANGUAGE, "[(identifier) (type_identifier) (namespace_identifier) (field_identifier)] @word")
@@ -391,7 +392,7 @@ def _patterns(macros: tuple[tuple[str, Macro], ...]) -> tuple[re.Pattern[bytes],
         size = len(plain) + len(called)
         for name, macro in macros:
             words = set(re.findall(r"\w+", re.sub(r"\(.*\)", "", macro.text))) - set(macro.parameters or ())
-            if words <= _IN_ATTRIBUTES | plain | called and re.fullmatch(r"[\w\s\"(),]*", macro.text):
+            if words <= _IN_ATTRIBUTES | plain | called and re.fullmatch(r"[\w\s\"(),\[\]]*", macro.text):
                 (plain if macro.parameters is None else called).add(name)
     whole = {name for name, macro in macros if macro.parameters is not None} - called
     names = "|".join(sorted(plain, key=len, reverse=True))

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gemmery.cuda import include, nvrtc
 from gemmery.errors import CompileError
-from gemmery_emulator.kernels.declarations import WORD, Declaration, Macro, Source, blanked, marks
+from gemmery_emulator.kernels.declarations import Declaration, Macro, Source, blanked, marks
 from gemmery_emulator.kernels.project import INCLUDE, headers_of, is_in
 from gemmery_emulator.kernels.stand_ins import (
     ABSENT,
@@ -56,6 +56,7 @@ HOST_CODE = (
     "makes"
 )
 _ERROR = re.compile(r"(?:^|: )([^\s()]+)\((\d+)\): (?:catastrophic )?error:? ?(.*)\n.*\n  ([ \t]*)\^", re.MULTILINE)
+_NEWER = re.compile(r"error: \"auto\" is not allowed here|\"(?:concept|requires|consteval)\"")  # what C++20 has
 _NUMBER = re.compile(r"(?<!constexpr )\b(const)\s+(?:float|double)\s+\w+\s*=(?!=)")
 # A condition that a macro makes true: X, defined(X), X == 2.
 _ASKED = re.compile(r"[\s(]*(?:defined\b[\s(]*)?([A-Za-z_]\w*)\b[\s)]*(?:[=>]=\s*(\d+)[\s)]*)?")
@@ -176,7 +177,7 @@ class SourceProgram:
         """
         known = {"CUDA_VERSION", "CUDART_VERSION"}
         known |= {match[1] for it in options if (match := re.match(r"(?:-D|--define-macro=)\s*(\w+)", it))}
-        asked: dict[str, tuple[str, str, str, int]] = {}
+        needed_macros: dict[str, tuple[str, str, str, int]] = {}
         for each in kernels:
             for condition, line in each.source.conditions(each.start):
                 for term in condition.split("&&"):
@@ -184,23 +185,8 @@ class SourceProgram:
                     names = {way[1] for way in ways}
                     if not names or names & (known | self.macros.keys()) or any(it.startswith("__") for it in names):
                         continue
-                    asked.setdefault(ways[0][1], (ways[0][2] or "1", condition, each.source.file, line))
-        return asked
-
-    def built(self, errors: str, definitions: Mapping[str, object]) -> list[str]:
-        """The macros of a project's build without which the compiler's errors come: the names that it does not know, or
-        one of those in the #if around their definitions, or around an #error.
-        """
-        names = {name for places in _NOT_THERE.findall(errors) for name in places if name}
-        if direct := [name for name in definitions if name in names]:
-            return direct
-        asked = set[str]()
-        for source in self.sources.values():
-            for start, stop in source.directives:
-                word = re.match(r"\s*#\s*(?:define\s+(\w+)|error\s+(.*))", source.text[start:stop])
-                if word and (word[1] in names or (word[2] and word[2].strip() in errors)):
-                    asked.update(*(WORD.findall(condition) for condition, _ in source.conditions(start)))
-        return [name for name in definitions if name in asked - self.macros.keys()][:1]
+                    needed_macros.setdefault(ways[0][1], (ways[0][2] or "1", condition, each.source.file, line))
+        return needed_macros
 
     @cached_property
     def expanded(self) -> tuple[Declaration, ...]:
@@ -448,6 +434,9 @@ def device_part(
                 first=PRELUDE,
             )
         except CompileError as error:
+            if _NEWER.search(str(error)) and not any("-std=" in each for each in passed):
+                passed += ("-std=c++20",)
+                continue
             unknown = [] if names else program.unknown(str(error))
             if unknown:
                 names = unknown

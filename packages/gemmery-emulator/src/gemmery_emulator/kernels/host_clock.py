@@ -17,26 +17,26 @@ class HostClock:
     """Runs while the host part's own code does."""
 
     own: float = 0.0  # seconds up to ...
-    left: float | None = field(default_factory=perf_counter)  # ... when the code went on; None in a call
+    since: float | None = field(default_factory=perf_counter)  # ... when the code went on; None in a call
 
     @property
     def seconds(self) -> float:
         """Seconds of the host part's own code."""
-        left = self.left
-        return self.own + (perf_counter() - left if left is not None else 0)
+        since = self.since
+        return self.own + (perf_counter() - since if since is not None else 0)
 
     def pause(self) -> None:
         """A call begins."""
-        self.own, self.left = self.seconds, None
+        self.own, self.since = self.seconds, None
 
     def proceed(self) -> None:
         """A call ends."""
-        self.left = perf_counter()
+        self.since = perf_counter()
 
     @contextmanager
     def watched(self, seconds: float) -> Iterator[None]:
         """Send this thread a signal again and again, once the host part's own code has run for `seconds`."""
-        thread, done = get_ident(), Event()
+        thread, done, seconds = get_ident(), Event(), max(seconds, 0.05)  # so that the program has its handler by then
 
         def watch() -> None:
             while not done.wait(0.005 if self.seconds > seconds else min(0.2, seconds)):

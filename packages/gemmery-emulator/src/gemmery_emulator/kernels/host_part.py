@@ -41,7 +41,8 @@ HEADERS = {
     **dict.fromkeys(("helper_cuda.h", "helper_functions.h", "helper_timer.h", "helper_string.h"), "samples.h"),
 }
 _DEEP = "a/b/c/d/e"  # so that headers of "../.." are in the folder, too
-_LAUNCH = re.compile(r"<<<")
+_LAUNCH = re.compile(r"<<\s*<")  # formatters write << <
+_CLOSED = re.compile(r">>\s*>(?=(?:\s|\\\n)*\()")
 _CALLED = re.compile(r"[A-Za-z_][\w:]*\s*$")
 _TEMPLATE = re.compile(r"template\s*<(.*?)>\s*(?=__|\w|\[)", re.DOTALL)
 
@@ -60,7 +61,7 @@ def host_texts(program: SourceProgram) -> dict[str, str]:
     texts = {}
     for file, source in program.sources.items():
         parts = [part for each in source.declarations for part in _parts(each, program, host, device)]
-        texts[file] = _with_launches(blanked(source, parts))
+        texts[file] = re.sub(r"\bvoid(?=\s+main\s*\()", "int", _with_launches(blanked(source, parts)))
     return texts
 
 
@@ -130,17 +131,15 @@ def _with_launches(text: str) -> str:
         if begin < done or any(start <= begin < stop for start, stop in tokens):
             continue
         name = _beginning(text, begin)
-        stop = text.find(">>>", begin)
-        while stop >= 0 and not (_is_whole(text[begin + 3 : stop]) and re.match(r">>>(?:\s|\\\n)*\(", text[stop:])):
-            stop = text.find(">>>", stop + 1)
-        if name is None or stop < 0:
+        ends = (it for it in _CLOSED.finditer(text, begin) if _is_whole(text[match.end() : it.start()]))
+        stop = next(ends, None)
+        if name is None or stop is None:
             continue
-        opened = text.index("(", stop)
-        closed = _closing(text, opened)
+        closed = _closing(text, text.index("(", stop.end()))
         if closed < 0:
             continue
-        called, sides = text[name:begin], text[begin + 3 : stop]
-        pieces += [text[done:name], f"(gemmery::configure({sides}), {called}{text[stop + 3 : closed + 1]})"]
+        called, sides = text[name:begin], text[match.end() : stop.start()]
+        pieces += [text[done:name], f"(gemmery::configure({sides}), {called}{text[stop.end() : closed + 1]})"]
         done = closed + 1
     return "".join([*pieces, text[done:]])
 

@@ -3,7 +3,7 @@
 # No `from __future__ import annotations` here: help() would show annotations as strings.
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from errno import ENOMEM
@@ -235,7 +235,7 @@ def compiled_kernel(
     if _is_ptx(text):
         return CompiledKernel(_read_ptx(text, kernel, arch, options), (), None)
     try:  # PTX needs no parser of C++
-        from gemmery_emulator.kernels.project import headers_of
+        from gemmery_emulator.kernels.project import headers_of, including
     except ModuleNotFoundError as error:
         raise not_installed(error, "emulating CUDA C++") from None
     headers = "#include" in re.sub(r"[ \t]", "", text)
@@ -249,10 +249,14 @@ def compiled_kernel(
     compile_it = _compiled if knows else _compiled.__wrapped__
     try:
         return compile_it(text, name, folder, kernel, arch, options, beside, toolkit)
-    except CompileError as error:
-        if folder is not None:
-            for other in _as_built(text, name, folder, kernel, arch, options, str(error)):
-                return other
+    except CompileError:
+        whole = including(folder, name) if folder is not None else None
+        if whole is None or whole.name in texts:
+            raise
+        with suppress(CompileError):
+            compiled = compiled_kernel(_read(whole), whole.name, whole.parent, kernel, arch, options)
+            note = f"it does not compile by itself, and was compiled as a part of {whole.name}, which includes it"
+            return compiled._replace(warnings=(*compiled.warnings, (note, name, 1)))
         raise
 
 
@@ -288,39 +292,14 @@ def _compiled(
             raise CompileError(f"{_OF_NAMES.sub('', str(error)).rstrip()};\n{_WAYS}") from None
         if re.search(r'"cudaDeviceSynchronize" is undefined|kernel launch from __device__', str(error)):
             raise CompileError(f"{error}\n{LAUNCHES}") from None
-        if any(each.startswith("-I") for each in options):
+        calls_host = f"({name}, line" in str(error)  # a function of the file itself
+        if any(each.startswith("-I") for each in options) and not calls_host:
             with suppress(CompileError):
-                ptx = uncut(program, kernel, arch, options, toolkit)
+                ptx = uncut(program, kernel, arch, inside, toolkit)
         if ptx is None:
             raise
     lowered = prepared(ptx.text, _only(list(parsed(ptx.text, NO_WRAPPERS).kernels), ptx.entry), NO_WRAPPERS)
     return CompiledKernel(lowered, part.left_out if part else (), ptx.made_from, part.warnings if part else ())
-
-
-def _as_built(
-    text: str, name: str, folder: Path, kernel: str, arch: str, options: tuple[str, ...], errors: str
-) -> Iterator[CompiledKernel]:
-    """Compile with macros that only the project's build defines, or as a part of the file that includes this one."""
-    from gemmery_emulator.kernels.device_part import program_of
-    from gemmery_emulator.kernels.project import build_definitions, including
-
-    program = program_of(text, name, options, folder, include.folders())
-    definitions = build_definitions(folder)
-    for macro in [each for each in definitions if any(it.startswith(f"-D{each}=") for it in options)]:
-        del definitions[macro]
-    if macros := program.built(errors, definitions):
-        flags = tuple(f"-D{macro}={definitions[macro][0]}" for macro in macros)
-        with suppress(CompileError):
-            compiled = compiled_kernel(text, name, folder, kernel, arch, (*options, *flags))
-            places = ", ".join(f"{definitions[it][1]}, line {definitions[it][2]}" for it in macros)
-            said = f"{' '.join(flags)}: taken from the project's build ({places})"
-            yield compiled._replace(warnings=(*compiled.warnings, (said, name, 1)))
-    whole = including(folder, name)
-    if whole is not None and whole.name not in program.sources:
-        with suppress(CompileError):
-            compiled = compiled_kernel(_read(whole), whole.name, whole.parent, kernel, arch, options)
-            said = f"it does not compile by itself, and was compiled as a part of {whole.name}, which includes it"
-            yield compiled._replace(warnings=(*compiled.warnings, (said, name, 1)))
 
 
 def _read_ptx(text: str, kernel: str, arch: str, options: tuple[str, ...]) -> LoweredKernel:

@@ -1,4 +1,4 @@
-"""What a project knows of a file of its own: its headers, what its build defines, the file of which it is a part."""
+"""What a project knows of a file of its own: its headers, and the file of which it is a part."""
 
 from __future__ import annotations
 
@@ -95,27 +95,3 @@ def including(folder: Path, name: str) -> Path | None:
     part = re.compile(rf"^\s*#\s*include\s*\"(?:[^\"]*/)?{re.escape(name)}\"", re.MULTILINE)
     whole = [each for each in some.values() if part.search(each.read_text(encoding="utf-8", errors="replace"))]
     return whole[0] if len(whole) == 1 else None
-
-
-_BUILDS = ("[Mm]akefile*", "CMakeLists.txt", "*.cmake", "*.mk", "*.vcxproj", "setup.py", "meson.build")
-_DEFINED = re.compile(
-    r"""-D\s*([A-Za-z_]\w*)(?:=([\w.]+)(?=[\s"');,\]]|$))?|PreprocessorDefinitions>([\w;=.]+)"""
-    r"""|(?:compile_definitions|add_definitions)\s*\([^)]*?(?:PUBLIC|PRIVATE|INTERFACE)\s+([\w\s=.]+)\)"""
-)
-
-
-def build_definitions(folder: Path) -> dict[str, tuple[str, str, int]]:
-    """The macros that a project's build may define, in the order of its files: the value, and the file and line."""
-    definitions: dict[str, tuple[str, str, int]] = {}
-    for parent in [folder.resolve(), *folder.resolve().parents][:_UP]:
-        for file in (each for pattern in _BUILDS for each in sorted(parent.glob(pattern)) if each.is_file()):
-            text = file.read_text(encoding="utf-8", errors="replace")
-            for match in _DEFINED.finditer(text):
-                listed = re.split(r"[;\s]+", match[3] or match[4] or "")
-                for name, _, value in [(match[1] or "", "=", match[2] or ""), *(it.partition("=") for it in listed)]:
-                    if name:
-                        line = text.count("\n", 0, match.start()) + 1
-                        definitions.setdefault(name, (value or "1", file.name, line))
-        if (parent / ".git").exists():
-            break
-    return definitions

@@ -45,7 +45,7 @@ def kernels_of(text: str, name: str = "kernel.cu", folder: Path | None = None) -
                 of_name.setdefault(types, of_name[next(iter(of_name))])
             instances[called] = tuple(of_name) if len(of_name) > 1 else (called,)
         elif re.search(r"\btemplate\s*<\s*[^>\s]", each.source.text[each.start : each.stop]):
-            launched = re.findall(rf"\b{alone}\s*(<[^;{{}}()]*?>)\s*<<<", text)
+            launched = re.findall(rf"\b{alone}\s*(<[^;{{}}()]*?>)\s*<<\s*<", text)
             instances[called] = tuple(dict.fromkeys(f"{called}{' '.join(each.split())}" for each in launched))
     return instances
 
@@ -144,7 +144,7 @@ def launch_of(text: str, kernel: str) -> tuple[Any, Any, tuple[Any, ...]]:
         name, value = next(pair for pair in zip(match.groups()[::2], match.groups()[1::2], strict=True) if pair[0])
         values[name] = value if values.get(name, value) == value else ""  # of two values neither is known
     called = kernel.partition("<")[0].rpartition("::")[2].strip()
-    source = Source(text)
+    source = Source(text.replace("<< <", "<<<").replace(">> >", ">>>"))  # as formatters write it
     for _, captures in QueryCursor(_LAUNCHES).matches(source.root):
         (call,), (sides,), (arguments,) = captures["call"], captures["grid"], captures["arguments"]
         before = source.words[0][call.start_byte : sides.start_byte].decode()

@@ -52,6 +52,8 @@ _TYPES = {
     ("cufft",): "typedef float2 cufftComplex; typedef double2 cufftDoubleComplex; typedef float cufftReal;\n"
     "typedef int cufftHandle;\n",
     ("cuda.h", "cudaTypedefs.h"): _MAP,
+    ("GL/", "GLFW/", "glad/", "OpenGL/"): "typedef float GLfloat; typedef double GLdouble; typedef int GLint;\n"
+    "typedef unsigned GLuint; typedef unsigned GLenum; typedef int GLsizei; typedef unsigned char GLubyte;\n",
 }  # of the headers of libraries, by the beginnings of their names
 ABSENT = "gemmery_absent_"  # a variable that stays in the PTX
 

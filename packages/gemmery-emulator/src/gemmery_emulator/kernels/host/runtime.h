@@ -472,7 +472,8 @@ extern "C" __attribute__((used, visibility("default"))) inline int gemmery_run(
     sigaction(numbers[each], &action, &gemmery::before[each]);
   }
   if (!sigsetjmp(gemmery::out, 1)) gemmery::status = entry(count, words);
-  for (int each = 0; each < 4; each++) sigaction(numbers[each], &gemmery::before[each], nullptr);
+  for (int each = 0; each < 3; each++) sigaction(numbers[each], &gemmery::before[each], nullptr);
+  signal(SIGVTALRM, SIG_IGN);  // one more may be on its way, which would end the process
   fflush(stdout);
   std::cout.flush();
   *fault = gemmery::fault;

@@ -10,13 +10,19 @@ import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 
+from gemmery.banks import WARP
 from gemmery.cpu import jit, target
-from gemmery_emulator.kernels.native import runtime
+from gemmery_emulator.blocks import Block
+from gemmery_emulator.findings.races import INDEX_AT, UNDER_WAY
+from gemmery_emulator.kernels.native import frames, runtime
 from gemmery_emulator.kernels.native.block_functions import module
-from gemmery_emulator.kernels.native.translation import Translation
+from gemmery_emulator.kernels.native.frames import Record
+from gemmery_emulator.kernels.native.translation import CopyGroup, Translation
 from gemmery_emulator.lower import LoweredKernel
+from gemmery_emulator.ptx import Immediate
 
 # The part of a block's instructions that may be without code: each takes NumPy longer than a whole short block;
 # and where all blocks are compiled.
@@ -33,6 +39,11 @@ SURELY = 0.25  # of that least, which NumPy surely takes
 CALL, CALL_THREAD = 30e-6, 2e-9
 PAUSE = 64  # blocks that NumPy executes after several calls that came to nothing, then twice as many each time
 SOON, OFTEN = 5e-3, 2  # seconds before blocks are chosen, which were executed so often
+
+
+REGISTERS = ("first", "second", "third", "fourth")  # the fields of what an access moves
+ALWAYS = 1 << 20  # in place of a warp's lanes, for blocks whose threads run together alone
+MEETING = ("bar.sync", "barrier.sync", "barrier.sync.aligned")
 
 
 @dataclass
@@ -98,6 +109,46 @@ class Native:
         self.ways: dict[int, Ways] = {}  # by the threads of a chunk
         self.busy = 0.0  # seconds spent on compiling
         self.eager = False  # whether all blocks were compiled before they ran
+
+    @cached_property
+    def tables(self) -> tuple[Record, Record]:
+        """The blocks and the accesses of the kernel, as compiled code reads them."""
+        program, translation, functions = self.program, self.translation, turns()
+        blocks = Record(frames.BLOCK, max(len(program.blocks), 1))
+        accesses = Record(frames.ACCESS, max(len(translation.records), 1))
+        barriers = [block.barrier for block in program.blocks if block.barrier is not None]
+        plain = all(each.count is None and not each.arrives for each in barriers)
+        for number, block in enumerate(program.blocks):
+            lanes = 0 if block.gathering is None else WARP if block.gathering.threads == WARP else ALWAYS
+            fields = {"first": block.first, "last": block.last, "gathers": lanes, "way": self._way(block, plain)}
+            if fields["way"] == frames.BRANCHES:
+                fields |= {"target": block.targets[0], "guarded": block.guard is not None}
+            for name, value in fields.items():
+                blocks.set(name, value, number)
+        for number, (index, form) in enumerate(translation.records):
+            if isinstance(form, CopyGroup):
+                fields = {"call": functions["group"], "stores": form.commits, "pending": form.pending}
+            else:
+                lanes_, size = translation.registers_of(form), form.width // max(len(form.elements), 1)
+                fields = {
+                    "call": functions["copy" if form.what else "access"], "shared": form.space == "shared",
+                    "mark": index << INDEX_AT | (UNDER_WAY if form.what else 0), "stores": form.stores,
+                    "width": form.width, "latest": frames.ENTRIES, "number": number + 1, "elements": len(lanes_),
+                    "size": size, "paired": bool(form.what) and form.stores,
+                    **dict(zip(REGISTERS, lanes_, strict=False)),
+                }  # fmt: skip
+            for name, value in fields.items():
+                accesses.set(name, value, number)
+        return blocks, accesses
+
+    def _way(self, block: Block, plain: bool) -> int:
+        """Return how a block ends; `plain` if each barrier of the kernel is one of all threads that wait."""
+        if block.way in ("", "branch", "exit"):
+            return frames.BRANCHES if block.way else frames.FOLLOWS
+        instruction, barrier = self.program.kernel.instructions[block.last - 1], block.barrier
+        meets = plain and barrier is not None and barrier.members is None and instruction.opcode.spelling in MEETING
+        constant = len(instruction.operands) == 1 and isinstance(instruction.operands[0], Immediate)
+        return frames.MEETS if meets and constant else frames.ELSEWHERE
 
     def _fitting(self, few: float) -> list[bool]:
         """Return whether each block has code for all but this part of its instructions."""

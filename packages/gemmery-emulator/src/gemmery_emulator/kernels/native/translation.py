@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 
 from gemmery.cpu.target import Target
 from gemmery_emulator import access, specials
@@ -281,6 +281,12 @@ class Translation:
     def slots(self, index: int) -> list[int]:
         """Return the slots of registers that an instruction names."""
         return self._slots[index]
+
+    @cache  # noqa: B019
+    def slots_of(self, at: int) -> list[int]:
+        """Return the slots of registers that a block names."""
+        block = self.program.blocks[at]
+        return list(dict.fromkeys(slot for index in range(block.first, block.last) for slot in self._slots[index]))
 
     def _slots_of(self, instruction: Instruction) -> list[int]:
         guard = () if instruction.guard is None else (instruction.guard,)

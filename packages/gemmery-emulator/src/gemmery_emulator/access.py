@@ -67,7 +67,7 @@ class Spelled:
 
 
 def read(opcode: Opcode) -> Spelled | None:
-    """Read the opcode of ld, ldu or st; returns None if ptxas refuses it, or it is not modelled.
+    """Read the opcode of ld, ldu or st; returns None if ptxas refuses it, or it is not modeled.
 
     >>> from gemmery_emulator.instructions import opcode
     >>> read(opcode("ld.global.nc.v4.f32"))

@@ -94,13 +94,13 @@ FAULTY = {
         for (int j = 0; j < n; j++) { v += s[(t + 32) & 63]; if (j == 20) s[t] = v; } x[i] = v;""",
     "one place": "__shared__ int s[4]; for (int j = 0; j < n; j++) s[t & 3] = t; __syncthreads(); x[i] = s[t & 3];",
     "equal stores": "__shared__ int s[4]; for (int j = 0; j < n; j++) s[0] = j; __syncthreads(); x[i] = s[0];",
-    "uninitialised": """__shared__ float s[64]; float v = 0; if (t < 60) s[t] = t; __syncthreads();
+    "uninitialized": """__shared__ float s[64]; float v = 0; if (t < 60) s[t] = t; __syncthreads();
         for (int j = 0; j < n; j++) v += s[j + 24 - n + t % n]; x[i] = v;""",
     "outside": "for (int j = 0; j < n; j++) x[i * 50 + j * 5] = j;",
     "outside shared": """__shared__ float s[64];
         for (int j = 0; j < n; j++) s[t + j - 20] = 1; __syncthreads(); x[i] = s[t];""",
     "misaligned": "for (int j = 0; j < n; j++) *(float*)((char*)x + 4 * i + (j == 30)) = j;",
-    "neighbours": "for (int j = 0; j < n; j++) x[i] = x[i + 1] + j;",
+    "neighbors": "for (int j = 0; j < n; j++) x[i] = x[i + 1] + j;",
     "blocks": "for (int j = 0; j < n; j++) { if (blockIdx.x == 1 && j == 30) x[3] = 1; x[i] = j; }",
     "broadcast then written": """float v = 0;
         for (int j = 0; j < n; j++) { v += x[j & 7]; if (j == 33 && t == 5) x[2] = v; } x[i + 64] = v;""",

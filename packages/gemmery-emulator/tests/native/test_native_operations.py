@@ -125,7 +125,7 @@ def test_every_instruction_has_the_bits_of_numpy(functions):
         for out, right in zip(outs, expected, strict=False):
             assert np.asarray(right).dtype == out.dtype, spelling
             alike = out == right
-            if out.dtype.kind == "f":  # zeros have signs; the payloads of NaNs are not modelled
+            if out.dtype.kind == "f":  # zeros have signs; the payloads of NaNs are not modeled
                 alike = (alike & (np.signbit(out) == np.signbit(right))) | (np.isnan(out) & np.isnan(right))
             if not alike.all():
                 at = int((~alike).argmax())

@@ -105,7 +105,7 @@ def questions(host: Target, threads: int) -> tuple[Question, ...]:
         Question("rungs: B in place, many rows", {"direct_many": (0.12, 0.25, 0.375, 0.5, 0.75, 1.0, 1.5, 2.5)},
                  squares((0.18, 0.31, 0.43, 0.62, 0.87, 1.25, 2.0))),
         Question("rungs: B in place, few rows", {"direct_few": (0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 8.0)},
-                 squares((0.75, 1.25, 1.75, 2.5, 4.0, 6.5), 16)),
+                 squares((0.75, 1.25, 1.75, 2.5, 4.0, 6.5), 48)),
         Question("rungs: B of int8 in place", {"direct_int8": (64, 256, 1024, 4096, 16_384)},
                  tuple(Probe(n, n, n, "int8") for n in (12, 24, 48, 96))),
         Question("rungs: B of int16 in place", {"direct_int16": tuple(x << 10 for x in (6, 10, 15, 24, 30, 48, 96))},
@@ -252,7 +252,7 @@ class _Journal:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # nothing, or damaged
             text = path.read_text("utf-8")
             # Raises ValueError for another version or machine.
-            tuned.read(text, target.described(host), target.modelled(host)._asdict())
+            tuned.read(text, target.described(host), target.modeled(host)._asdict())
             rows = json.loads(text)["cache"].items()
             self.rounds = {} if fresh else {key: row for key, row in rows if all(len(row[name]) for name in _LISTS)}
 
@@ -275,7 +275,7 @@ class _Journal:
 
     def write(self, path: Path, constants: dict[str, float]) -> None:
         """Write a table."""
-        keys, rows = Constants._fields, [target.modelled(self._host)._asdict(), *self.rounds.values()]
+        keys, rows = Constants._fields, [target.modeled(self._host)._asdict(), *self.rounds.values()]
         products = {each.name: [str(probe) for probe in each.probes] for each in self._questions}
         own = {
             "machine": tuned.versioned(target.described(self._host)),
@@ -320,7 +320,7 @@ def tune(
         raise ArgumentError(f"minutes={minutes}: the time to tune must be above 0; give 10 for a whole table")
     started, host = monotonic(), target.host()
     end, path = started + 60 * minutes, Path(config.data_dir(), "tables", tuned.name(target.described(host)))
-    base, threads = target.modelled(host), cpu_threads.get()
+    base, threads = target.modeled(host), cpu_threads.get()
     needed = [(least(each, base), at, each) for at, each in enumerate(questions(host, threads))]
     ordered = [(seconds, each) for seconds, _, each in sorted(needed)]
     unfinished = path.with_suffix(".unfinished.json")

@@ -159,8 +159,10 @@ def _compute(
 ) -> None:
     """Compute one mr x (nv vectors) tile of A B, and store it block by block of k; the last vector under the mask.
 
-    With `ahead` each step prefetches what the tile to the right reads of its row of B. All blocks of a tile come before
-    the next tile, so that the rows of A are streams.
+    Each step prefetches a share of the rows of A below, into L2: each row is a stream of its own, as short as a page
+    (947 x 11 x 327, f32, Zen 4, A in memory: 138 us without, 88; in a cache 86 and 86). With `ahead` it prefetches what the
+    tile to the right reads of its row of B. All blocks of a tile come before the next tile, so that the rows of A are
+    streams.
     """
     f, size = t.f, SIZES[t.element]
     wide = vector(t.lanes, t.element)
@@ -169,13 +171,16 @@ def _compute(
         # x86 addresses base, base + a_row and base + 2 a_row from one base and one index: one for every three rows.
         bases = [f.var(a + p * t.a_col + t.a_row * r) for r in range(0, mr, 3)]
         row = f.var(b + p * t.b_row)
+        below = f.var(a + t.a_row * mr + p * (mr * size))
         with f.loop(0, f.min(t.k - p, t.block)):
             at = row.value
             columns = [f.load_masked(wide, at + v * t.lanes * size, mask if v == nv - 1 else None) for v in range(nv)]
             if ahead:
                 for line in range(0, nv * t.lanes * size, _LINE):
                     f.prefetch(at + nv * t.lanes * size + line)
-            row.value = at + t.b_row
+            for line in range(0, mr * size, _LINE):
+                f.prefetch(below.value + line, locality=2)
+            below.value, row.value = below.value + mr * size, at + t.b_row
             for third, base in enumerate(bases):
                 from_here = base.value
                 for r in range(3 * third, min(3 * third + 3, mr)):

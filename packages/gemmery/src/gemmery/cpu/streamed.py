@@ -9,6 +9,8 @@ same reason. An element of C is one chain of fused multiply-adds over a block of
 
 from __future__ import annotations
 
+import itertools
+
 from gemmery import dtypes
 from gemmery.cpu.abi import Args
 from gemmery.cpu.ir import Function, Module, Value
@@ -125,11 +127,17 @@ _FINISH = (
     ("i64", "m"), ("i64", "n"), ("ptr", "sums"), ("ptr", "c"), ("i64", "c_row"), ("ptr", "alpha"), ("ptr", "beta"),
 )  # fmt: skip
 
+_LINE = 64  # bytes of a cache line
 _BLOCK = (("i64", "m"), ("i64", "n"), ("ptr", "a"), ("ptr", "b"), ("i64", "b_row"), ("ptr", "sums"))
 
 
 def _block(f: Function, element: str, lanes: int, nv: int, depth: int) -> None:
-    """Compute sums += a (m x depth, packed) times `depth` rows of B."""
+    """Compute sums += a (m x depth, packed) times `depth` rows of B.
+
+    Each tile prefetches what lies below it in the next `depth` rows: a row is about as long as a page, at whose end a
+    hardware prefetcher begins anew. Into L2, since a core waits for more lines there than in L1 (20 x 856 x 503, f32,
+    Zen 4, B in memory: 243 us without, 187 into L1, 171 into L2; B in a cache: 165, 167, 165).
+    """
     m, n, size, step = f["m"], f["n"], SIZES[element], nv * lanes
 
     def tile(j: Value, masks: list[Value | None]) -> None:
@@ -140,6 +148,9 @@ def _block(f: Function, element: str, lanes: int, nv: int, depth: int) -> None:
             ]
             for u in range(depth)
         ]
+        if depth > 1:
+            for u, line in itertools.product(range(depth), range(0, step * size, _LINE)):
+                f.prefetch(f["b"] + f["b_row"] * (depth + u) + j * size + line, locality=2)
         with f.loop(0, m) as i:
             at = f["sums"] + (j * m + i * step) * size
             totals = [f.load(vector(lanes, element), at + v * lanes * size) for v in range(nv)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from gemmery import dtypes
@@ -48,11 +49,14 @@ def refusal(problem: Problem, candidate: Candidate) -> str:
     return candidate.rung.refusal(problem)
 
 
-# Up to so many rows a tile has too few multiply-adds to hide that: from 1/4 of L2 on, streams are as fast where B
-# is in a cache (4 x 512 x 512, f32, Zen 5: 160 GFLOP/s, direct 136), and twice as fast where it is not (21 against 14).
-FEWEST_ROWS = 5
-_DIRECT_FEWEST = 0.25
+# Rows of A up to which streams are faster from so many times L2 on, where B is in no cache: a tile of few rows has too
+# few multiply-adds to wait for B (Zen 4, f32, 20 x 856 x 503: 171 us, in place 468; with B in L2 164 and 154).
+_STREAMED_FROM = ((5, 0.25), (32, 0.5))
 _STREAMED_COLUMNS = 128  # fewer are too short for streams
+# Up to such a k, and from so many columns on, 1/8 of the usual C is a large one: tiles down the columns of a C that is
+# in no cache wait for its lines (Zen 4, f32, 668 x 751 x 10: 288 us, packed 164, with C in a cache 134 and 119; with 32
+# columns packed takes 1.8 times as long).
+_SHALLOWEST, _WIDE_C, _SMALLER = 48, 64, 0.125
 # A kernel for one shape takes tens of ms to compile, once; fewer products than this are not worth it.
 _MANY = 8
 # Elements of C up to which products that interleave are computed in place; packing larger ones takes a small part.
@@ -68,7 +72,7 @@ def along_batch(problem: Problem) -> bool:
     return many and not _RUNGS["batched"].refuses(problem)
 
 
-def specialised(problem: Problem) -> Candidate | None:
+def specialized(problem: Problem) -> Candidate | None:
     """Return the rung compiled for this problem that is faster than the one for every shape, if there is one."""
     if problem.invariant or problem.semiring or problem.b_layout == "packed":  # some add in another order
         return None
@@ -101,9 +105,16 @@ def direct_b(target: Target, dtype: str, m: int, n: int) -> float:
     usual = constants(target)
     if dtype in _NARROW_B:
         return float(getattr(usual, _NARROW_B[dtype])) + 1
-    fewest = m <= FEWEST_ROWS and n >= _STREAMED_COLUMNS
-    few = min(_DIRECT_FEWEST, usual.direct_few) if fewest else usual.direct_few
+    few = usual.direct_few
+    if n >= _STREAMED_COLUMNS and dtype in _RUNGS["streamed"].dtypes:
+        few = min([few, *(times for rows, times in _STREAMED_FROM if m <= rows)])
     return (few if m <= usual.streamed_rows else usual.direct_many) * (target.l2 or 1 << 20)
+
+
+def _large_c(target: Target, dtype: str, n: int, k: int) -> int:
+    """Return the bytes of C above which writing it takes longest, if k is small."""
+    smaller = k <= _SHALLOWEST and n >= _WIDE_C and dtype not in _NARROW_B
+    return int(constants(target).large_c * (_SMALLER if smaller else 1) * (target.l2 or 1 << 20))
 
 
 def _few_columns(problem: Problem, target: Target) -> bool:
@@ -126,7 +137,7 @@ def ranking(problem: Problem, target: Target) -> list[tuple[str, str]]:
     if problem.invariant and (problem.m == 1 < problem.n or one_column):
         return [("packed", "batch_invariant: one row is summed in the order of many")]
     p = problem.by_rows()
-    size, l2 = dtypes.get(p.dtype).size, target.l2 or 1 << 20
+    size = dtypes.get(p.dtype).size
     b_bytes, c_bytes = p.k * p.n * size, p.m * p.n * size
     choices = []
     if p.interleaved:
@@ -137,12 +148,9 @@ def ranking(problem: Problem, target: Target) -> list[tuple[str, str]]:
         choices.append(("direct", f"C is one row of {p.n} columns, which stay in registers"))
     if p.m == 1 or p.n == 1:
         choices.append(("gemv", "one operand is a vector: the matrix is read once, at memory bandwidth"))
-    if c_bytes > constants(target).large_c * l2 and (p.k <= SHALLOW or p.dtype in _NARROW_B):
+    if c_bytes > _large_c(target, p.dtype, p.n, p.k) and (p.k <= SHALLOW or p.dtype in _NARROW_B):
         choices.append(
-            (
-                "packed",
-                f"C is {_size(c_bytes)} and k {p.k}: writing C takes longest, and packed writes it in order",
-            )
+            ("packed", f"C is {_size(c_bytes)} and k {p.k}: writing C takes longest, and packed writes it in order")
         )
     if b_bytes < direct_b(target, p.dtype, p.m, p.n) and p.k <= deepest(target):
         choices.append(
@@ -258,19 +266,25 @@ def _gemv(sample: Problem, threads: int) -> Iterator[Family]:
 
 def _direct(sample: Problem, threads: int) -> Iterator[Family]:
     """Few columns of C; then few and many rows of A, for which B may be larger and smaller."""
-    size, l2 = dtypes.get(sample.dtype).size, host().l2 or 1 << 20
-    rows_of_streams, c_elements = constants().streamed_rows, int(constants().large_c * l2) // size
+    size, rows_of_streams = dtypes.get(sample.dtype).size, constants().streamed_rows
     starts = direct_columns(sample.dtype) if threads > 1 else [2, host().lanes(size) + 1]
     for n in zip(starts, [*(start - 1 for start in starts[1:]), UNLIMITED], strict=True):
         built = _built("direct", sample._replace(m=2, n=n[0], k=2))
         if not built:
             return
-        rows = [(2, FEWEST_ROWS), (FEWEST_ROWS + 1, rows_of_streams), (rows_of_streams + 1, UNLIMITED)]
+        ends = [1, *(rows for rows, _ in _STREAMED_FROM), rows_of_streams, UNLIMITED]
+        rows = [(before + 1, end) for before, end in itertools.pairwise(ends)]
         by_rows = n[1] == UNLIMITED and sample.dtype not in _NARROW_B  # the B of few columns is never large
         for m in rows if by_rows else [(2, UNLIMITED)]:
             b_elements = (int(min(direct_b(host(), sample.dtype, least, n[1]) for least in m)) - 1) // size
-            limits = {"b_elements": b_elements, "c_elements": c_elements}
-            yield _family(built, m, n, threads, _blocks(sample, n), k=deepest(host()), **limits)
+            bands = [(n, 0)]  # of columns and k; fewer rows have a large C only where B is large
+            if by_rows and m[1] > _STREAMED_FROM[-1][0]:
+                bands += [((n[0], _WIDE_C - 1), 0), (n, _SHALLOWEST + 1)]
+            for columns, least in bands:
+                c_elements = _large_c(host(), sample.dtype, columns[1], least) // size
+                limits = {"b_elements": b_elements, "c_elements": c_elements}
+                family = _family(built, m, columns, threads, _blocks(sample, n), k=deepest(host()), **limits)
+                yield family._replace(k=(least, family.k[1]))
 
 
 def _packed(sample: Problem, threads: int) -> Iterator[Family]:
@@ -288,11 +302,13 @@ def _packed(sample: Problem, threads: int) -> Iterator[Family]:
         # Of the products that are not in the families of `direct`, those with several threads are cut. With one thread
         # a C of few rows is for `streamed`, and a large one for `direct` unless k is small.
         if threads == 1:
-            size, l2 = dtypes.get(sample.dtype).size, host().l2 or 1 << 20
+            size = dtypes.get(sample.dtype).size
             streamed = constants().streamed_rows if sample.dtype in _RUNGS["streamed"].dtypes else 1
             rows, columns = (streamed + 1, UNLIMITED), (host().lanes(size) + 1, UNLIMITED)
             yield _family(built, rows, (2, UNLIMITED), 1, blocks, k=min(kc, SHALLOW))
-            yield _family(built, rows, columns, 1, blocks, k=most, c_elements=int(constants().large_c * l2) // size)
+            yield _family(
+                built, rows, columns, 1, blocks, k=most, c_elements=_large_c(host(), sample.dtype, 2, 0) // size
+            )
         return
     starts = ((32, 64), (8, 8), (least, least)) if threads > 1 else ((least, least),)
     # Small products need no workspace, so that their calls take 30 ns less.

@@ -1,7 +1,7 @@
 """Instructions that only compute, as code for a vector of threads, with the bits of their meanings in NumPy.
 
 An instruction without an entry here stays with NumPy. So do those with `.ftz`, `.sat` and directed roundings, those of
-half precision, and functions that NumPy computes by its own approximation. The payloads of NaNs are not modelled there.
+half precision, and functions that NumPy computes by its own approximation. The payloads of NaNs are not modeled there.
 """
 
 from __future__ import annotations
@@ -342,7 +342,7 @@ def _convert(words: Sequence[str]) -> Emit | None:
 
 
 def _cut(to: str, of: str) -> Emit:
-    """Round towards zero and clamp; NaN is 0, of f64 the number with only the top bit set."""
+    """Round toward zero and clamp; NaN is 0, of f64 the number with only the top bit set."""
     low, high = (-(2.0**31), 2.0**31) if to == "s32" else (0.0, 2.0**32)
     least, most = (-(2**31), 2**31 - 1) if to == "s32" else (0, -1)
 

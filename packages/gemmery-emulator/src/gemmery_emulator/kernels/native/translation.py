@@ -178,7 +178,7 @@ class Translation:
             case Not(register):
                 return STORED[register.type] == "?" and dtype == "?"
             case Special(name):
-                return specials.is_modelled(name) and not name.startswith("%is_") and dtype != "?"
+                return specials.is_modeled(name) and not name.startswith("%is_") and dtype != "?"
             case Symbol():
                 return dtype in ("u4", "u8")
         return False

@@ -58,7 +58,7 @@ class Ways:
     fixed: float = inf  # seconds of a chunk before and after its compiled blocks
     tries: tuple[int, int] = 0, 0
     work: float = 0.0  # of the latest chunk
-    settled: bytes | None = None  # the parameters of a launch that NumPy runs, and need not be watched
+    unwatched: bytes | None = None  # the parameters of a launch that NumPy runs, and need not be watched
 
     def prefers_compiled(self, work: float, threads: int) -> bool:
         """Whether so much work is faster by compiled blocks, as far as is known."""
@@ -71,7 +71,7 @@ class Ways:
     def forget(self) -> None:
         """Forget what compiled blocks took, because there are more of them now."""
         self.compiled = self.fixed = inf
-        self.tries, self.settled = (self.tries[0], 0), None
+        self.tries, self.unwatched = (self.tries[0], 0), None
 
     def ran(self, seconds: float, numpys: float, compiled: float, fixed: float, late: float) -> None:
         """Note what a chunk took, with so much work of either way, `late` of it by NumPy though there was code."""
@@ -85,7 +85,7 @@ class Ways:
     def settle(self, parameters: bytes, threads: int) -> None:
         """Note whether launches with these parameters need no watching."""
         waits = self.tries[0] < 2 or self.prefers_compiled(self.work, threads)
-        self.settled = None if waits else parameters
+        self.unwatched = None if waits else parameters
 
 
 class Native:
@@ -186,12 +186,11 @@ class Native:
     def uncoded(self) -> str:
         """Return why blocks have no code, in words; "" where all have."""
         forms, instructions = self.translation.forms, self.program.kernel.instructions
-        left = [block for block, fits in zip(self.program.blocks, self.fit, strict=True) if not fits]
-        indices = (index for block in left for index in range(block.first, block.last - bool(block.way)))
+        blocks = [block for block, fits in zip(self.program.blocks, self.fit, strict=True) if not fits]
+        indices = (index for block in blocks for index in range(block.first, block.last - bool(block.way)))
         names = dict.fromkeys(instructions[index].opcode.spelling for index in indices if forms[index] is None)
-        return f"{len(left)} of its {len(self.fit)} basic blocks have too many without code: {', '.join(names)}" * bool(
-            left
-        )
+        reason = f"{len(blocks)} of its {len(self.fit)} basic blocks have too many without code: {', '.join(names)}"
+        return reason if blocks else ""
 
     def _choose(self) -> None:
         """Choose the blocks in loops; to compile them once that has been as long as it takes, at once if it is done."""
@@ -199,7 +198,8 @@ class Native:
             return
         often = {each for each, count in enumerate(self.counts) if self.fit[each] and count >= OFTEN}
         for each in sorted(often):
-            often.update(min((loop for loop in self._loops if each in loop), key=len, default=()))
+            around = sorted((loop for loop in self._loops if each in loop), key=len)
+            often.update(*around[:1])
         self._chosen = [each for each in sorted(often) if self.fit[each] and each not in self.code]
         if not self._chosen:
             self._spent = 0.0

@@ -66,7 +66,7 @@ def engine(machine: LockStep) -> BlockEngine | None:
             native.compile_all()
             reason = native.uncoded()
         ways = native.ways.setdefault(machine.threads, Ways())
-        if native.eager or (any(native.fit) and ways.settled != machine.launch.parameters):
+        if native.eager or (any(native.fit) and ways.unwatched != machine.launch.parameters):
             block_engine = BlockEngine(machine, native, ways)
     if reason and way == "compiled":
         tell(program.kernel.name, reason)

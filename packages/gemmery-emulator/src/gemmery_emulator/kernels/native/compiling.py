@@ -35,6 +35,7 @@ STEP, THREAD = 2e-6, 0.25e-9
 ACCESS, ACCESS_THREAD = 20e-6, 5e-9
 MODULE, INSTRUCTION = 10e-3, 0.25e-3
 CHUNK, CHUNK_THREAD = 0.3e-3, 20e-9
+NEAR = 0.85  # of NumPy's time, up to which compiled blocks are no gain: not all of their cost is measured
 SURELY = 0.25  # of that least, which NumPy surely takes
 CALL, CALL_THREAD = 30e-6, 2e-9
 PAUSE = 64  # blocks that NumPy executes after several calls that came to nothing, then twice as many each time
@@ -66,7 +67,7 @@ class Ways:
         if compiled < 2:
             return CHUNK + CHUNK_THREAD * threads < work * (self.by_numpy if numpys else 1.0)
         least = SURELY if not numpys else self.by_numpy / 2 if numpys == 1 else self.by_numpy
-        return self.fixed + self.compiled * work < work * least
+        return self.fixed + self.compiled * work < NEAR * work * least
 
     def forget(self) -> None:
         """Forget what compiled blocks took, because there are more of them now."""
@@ -76,9 +77,9 @@ class Ways:
     def ran(self, seconds: float, numpys: float, compiled: float, fixed: float, late: float) -> None:
         """Note what a chunk took, with so much work of either way, `late` of it by NumPy though there was code."""
         self.work = numpys + compiled
-        if numpys and not compiled:
+        if numpys and not compiled and self.tries[0] < 2:
             self.by_numpy, self.tries = min(self.by_numpy, seconds / numpys), (self.tries[0] + 1, self.tries[1])
-        elif late < compiled / 8:
+        elif compiled and late < compiled / 8 and self.tries[1] < 2:  # the least of many would seem faster
             self.fixed, self.tries = min(self.fixed, fixed), (self.tries[0], self.tries[1] + 1)
             self.compiled = min(self.compiled, max(seconds - fixed, 0.0) / self.work)
 

@@ -7,6 +7,7 @@ then its bytes, and where they go, are in one of some rows, in the order in whic
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.ir_types import vector
@@ -32,7 +33,7 @@ def _row(f: Function, g: FrameFields, number: Value | int) -> tuple[FrameFields,
 
 def _by_width(f: Function, width: Value, body: Callable[[str, int], None]) -> None:
     """Run the code for copies of so many bytes."""
-    f.switch(width, {size: lambda size=size, kind=kind: body(kind, size) for size, kind in _MOVED.items()})
+    f.switch(width, {size: partial(body, kind, size) for size, kind in _MOVED.items()})
 
 
 def _readers(module: Module) -> None:

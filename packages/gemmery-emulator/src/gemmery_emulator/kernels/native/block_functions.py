@@ -24,7 +24,7 @@ from gemmery_emulator.kernels.native.translation import (
     BlockParameter,
     Compute,
     CopyGroup,
-    Form,
+    InstructionForm,
     Move,
     Translation,
     WarpExchange,
@@ -119,15 +119,15 @@ class _Function:
         """Let the lanes of each warp exchange what they hold."""
         f = self._f
         with self._group() as group:
-            held = group.pointer("own_addresses") + (group.t & -WARP) * _held_size(form)
+            passed = group.pointer("own_addresses") + (group.t & -WARP) * _passed_size(form)
             values = [group.read(*source) for source in form.sources]
-            results: Any = form.emit(f, held, group.t, *values)
+            results: Any = form.emit(f, passed, group.t, *values)
             results = results if isinstance(results, tuple) else (results,)
             for target, result in zip(form.targets, results, strict=False):
                 group.write(*target, result)
             group.finish(None)
 
-    def _compute(self, indices: range, form: Form | None, ends: bool) -> None:
+    def _compute(self, indices: range, form: InstructionForm | None, ends: bool) -> None:
         """Compute up to an access, with what that needs, or up to the end, with whom the branch takes."""
         f, block = self._f, self._block
         guard = self._instructions[block.last - 1].guard if ends and block.way in ("branch", "exit") else None
@@ -145,7 +145,7 @@ class _Function:
                 f.store(f.convert("zext", goes, "i8"), group.pointer("goes") + group.t)
             group.finish(self._private(indices))
 
-    def instruction(self, group: _Group, form: Form | None) -> None:
+    def instruction(self, group: _Group, form: InstructionForm | None) -> None:
         f = self._f
         if isinstance(form, BlockParameter):
             element = TYPES[NUMPY[form.kind]]
@@ -160,7 +160,7 @@ class _Function:
         for target, result in zip(form.targets, results, strict=True):
             group.write(*target, result)
 
-    def _hand_over(self, group: _Group, form: Form | None) -> None:
+    def _hand_over(self, group: _Group, form: InstructionForm | None) -> None:
         """Store what an access or an exchange takes: addresses, who reads, or what each lane holds."""
         f = self._f
         moves = (form,) if isinstance(form, Move) else form.ends[::-1] if isinstance(form, AsyncCopy) else ()
@@ -178,9 +178,9 @@ class _Function:
                     reads = f.select(size.equals(0), f.zero(reads.type), f.select(whole, reads, f.const(reads.type, 3)))
             f.store(reads, group.pointer("reads") + group.t)
         elif isinstance(form, WarpExchange):
-            value = group.read(*form.held)
-            value = f.convert("zext", value, "i8") if form.held[1] == "pred" else value
-            f.store(value, group.pointer("own_addresses") + group.at(_held_size(form)))
+            value = group.read(*form.passed)
+            value = f.convert("zext", value, "i8") if form.passed[1] == "pred" else value
+            f.store(value, group.pointer("own_addresses") + group.at(_passed_size(form)))
 
     def _private(self, indices: range) -> set[int]:
         """Return the slots of registers that only these instructions name, and write first."""
@@ -347,6 +347,6 @@ def _splat(f: Function, number: Any, dtype: str) -> Value:
     return f.const(lanes(type_), int(number))
 
 
-def _held_size(form: WarpExchange) -> int:
+def _passed_size(form: WarpExchange) -> int:
     """Return the bytes of what a lane holds."""
-    return SIZES[memory_type(NUMPY[form.held[1]])]
+    return SIZES[memory_type(NUMPY[form.passed[1]])]

@@ -7,13 +7,14 @@ half precision, and functions that NumPy computes by its own approximation. The 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from gemmery.cpu.ir import Function, Value
 from gemmery.cpu.ir_types import element_of, vector, with_element
 from gemmery_emulator.instructions import opcode
 from gemmery_emulator.kernels.native.frames import LANES
 
-Emit = Callable[..., Value | tuple[Value, ...]]
+Emit = Callable[..., Any]  # returns a value, or a tuple of several
 # LLVM's type of values of a NumPy type.
 TYPES = {"?": "i1", "f4": "float", "f8": "double"} | {
     f"{sign}{size}": f"i{8 * size}" for sign in "ui" for size in (1, 2, 4, 8)
@@ -152,22 +153,23 @@ def _shift(name: str, kind: str) -> Emit:
 
 def _field(name: str, kind: str) -> Emit:
     """Insert bits into a number, or extract them: `length` of them at bit `start`; of 32 bits both are bytes."""
-    left, right, bits = _shift("shl", kind), _shift("shr", kind), int(kind[1:])
+    up, down, bits = _shift("shl", kind), _shift("shr", kind), int(kind[1:])
 
-    def shifted(f: Function, a: Value, *others: Value) -> Value:
+    def changed(f: Function, a: Value, *others: Value) -> Value:
         start, length = (x & 255 if bits == 32 else x for x in others[-2:])
-        inside = left(f, f.const(a.type, 1), length) - 1
+        inside = up(f, f.const(a.type, 1), length) - 1
         if name == "bfi":
-            field = left(f, inside, start)
-            return (left(f, a, start) & field) | (others[0] & flipped(f, field))
-        result = right(f, a, start) & inside
+            field: Value = up(f, inside, start)
+            moved: Value = up(f, a, start)
+            return (moved & field) | (others[0] & flipped(f, field))
+        result: Value = down(f, a, start) & inside
         if kind[0] == "u":
             return result
         last = f.overloaded("llvm.umin", start, f.const(start.type, bits)) + length - 1
-        sign = f.select(length.equals(0), f.zero(a.type), 0 - (right(f, a, last) & 1))
+        sign = f.select(length.equals(0), f.zero(a.type), (down(f, a, last) & 1) * -1)
         return result | (sign & flipped(f, inside))
 
-    return shifted
+    return changed
 
 
 def _divide(name: str, signed: bool) -> Emit:

@@ -10,13 +10,19 @@ import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 
+from gemmery.banks import WARP
 from gemmery.cpu import jit, target
-from gemmery_emulator.kernels.native import runtime
+from gemmery_emulator.blocks import Block
+from gemmery_emulator.findings.races import INDEX_AT, UNDER_WAY
+from gemmery_emulator.kernels.native import frames, runtime
 from gemmery_emulator.kernels.native.block_functions import module
-from gemmery_emulator.kernels.native.translation import Translation
+from gemmery_emulator.kernels.native.frames import Record
+from gemmery_emulator.kernels.native.translation import CopyGroup, Translation
 from gemmery_emulator.lower import LoweredKernel
+from gemmery_emulator.ptx import Immediate
 
 # The part of a block's instructions that may be without code: each takes NumPy longer than a whole short block;
 # and where all blocks are compiled.
@@ -29,10 +35,16 @@ STEP, THREAD = 2e-6, 0.25e-9
 ACCESS, ACCESS_THREAD = 20e-6, 5e-9
 MODULE, INSTRUCTION = 10e-3, 0.25e-3
 CHUNK, CHUNK_THREAD = 0.3e-3, 20e-9
+NEAR = 0.85  # of NumPy's time, up to which compiled blocks are no gain: not all of their cost is measured
 SURELY = 0.25  # of that least, which NumPy surely takes
 CALL, CALL_THREAD = 30e-6, 2e-9
 PAUSE = 64  # blocks that NumPy executes after several calls that came to nothing, then twice as many each time
 SOON, OFTEN = 5e-3, 2  # seconds before blocks are chosen, which were executed so often
+
+
+REGISTERS = ("first", "second", "third", "fourth")  # the fields of what an access moves
+ALWAYS = 1 << 20  # in place of a warp's lanes, for blocks whose threads run together alone
+MEETING = ("bar.sync", "barrier.sync", "barrier.sync.aligned")
 
 
 @dataclass
@@ -47,7 +59,7 @@ class Ways:
     fixed: float = inf  # seconds of a chunk before and after its compiled blocks
     tries: tuple[int, int] = 0, 0
     work: float = 0.0  # of the latest chunk
-    settled: bytes | None = None  # the parameters of a launch that NumPy runs, and need not be watched
+    unwatched: bytes | None = None  # the parameters of a launch that NumPy runs, and need not be watched
 
     def prefers_compiled(self, work: float, threads: int) -> bool:
         """Whether so much work is faster by compiled blocks, as far as is known."""
@@ -55,26 +67,26 @@ class Ways:
         if compiled < 2:
             return CHUNK + CHUNK_THREAD * threads < work * (self.by_numpy if numpys else 1.0)
         least = SURELY if not numpys else self.by_numpy / 2 if numpys == 1 else self.by_numpy
-        return self.fixed + self.compiled * work < work * least
+        return self.fixed + self.compiled * work < NEAR * work * least
 
     def forget(self) -> None:
         """Forget what compiled blocks took, because there are more of them now."""
         self.compiled = self.fixed = inf
-        self.tries, self.settled = (self.tries[0], 0), None
+        self.tries, self.unwatched = (self.tries[0], 0), None
 
     def ran(self, seconds: float, numpys: float, compiled: float, fixed: float, late: float) -> None:
         """Note what a chunk took, with so much work of either way, `late` of it by NumPy though there was code."""
         self.work = numpys + compiled
-        if numpys and not compiled:
+        if numpys and not compiled and self.tries[0] < 2:
             self.by_numpy, self.tries = min(self.by_numpy, seconds / numpys), (self.tries[0] + 1, self.tries[1])
-        elif late < compiled / 8:
+        elif compiled and late < compiled / 8 and self.tries[1] < 2:  # the least of many would seem faster
             self.fixed, self.tries = min(self.fixed, fixed), (self.tries[0], self.tries[1] + 1)
             self.compiled = min(self.compiled, max(seconds - fixed, 0.0) / self.work)
 
     def settle(self, parameters: bytes, threads: int) -> None:
         """Note whether launches with these parameters need no watching."""
         waits = self.tries[0] < 2 or self.prefers_compiled(self.work, threads)
-        self.settled = None if waits else parameters
+        self.unwatched = None if waits else parameters
 
 
 class Native:
@@ -98,6 +110,46 @@ class Native:
         self.ways: dict[int, Ways] = {}  # by the threads of a chunk
         self.busy = 0.0  # seconds spent on compiling
         self.eager = False  # whether all blocks were compiled before they ran
+
+    @cached_property
+    def tables(self) -> tuple[Record, Record]:
+        """The blocks and the accesses of the kernel, as compiled code reads them."""
+        program, translation, functions = self.program, self.translation, turns()
+        blocks = Record(frames.BLOCK, max(len(program.blocks), 1))
+        accesses = Record(frames.ACCESS, max(len(translation.records), 1))
+        barriers = [block.barrier for block in program.blocks if block.barrier is not None]
+        plain = all(each.count is None and not each.arrives for each in barriers)
+        for number, block in enumerate(program.blocks):
+            lanes = 0 if block.gathering is None else WARP if block.gathering.threads == WARP else ALWAYS
+            fields = {"first": block.first, "last": block.last, "gathers": lanes, "way": self._way(block, plain)}
+            if fields["way"] == frames.BRANCHES:
+                fields |= {"target": block.targets[0], "guarded": block.guard is not None}
+            for name, value in fields.items():
+                blocks.set(name, value, number)
+        for number, (index, form) in enumerate(translation.records):
+            if isinstance(form, CopyGroup):
+                fields = {"call": functions["group"], "stores": form.commits, "pending": form.pending}
+            else:
+                lanes_, size = translation.registers_of(form), form.width // max(len(form.elements), 1)
+                fields = {
+                    "call": functions["copy" if form.what else "access"], "shared": form.space == "shared",
+                    "mark": index << INDEX_AT | (UNDER_WAY if form.what else 0), "stores": form.stores,
+                    "width": form.width, "latest": frames.ENTRIES, "number": number + 1, "elements": len(lanes_),
+                    "size": size, "paired": bool(form.what) and form.stores,
+                    **dict(zip(REGISTERS, lanes_, strict=False)),
+                }  # fmt: skip
+            for name, value in fields.items():
+                accesses.set(name, value, number)
+        return blocks, accesses
+
+    def _way(self, block: Block, plain: bool) -> int:
+        """Return how a block ends; `plain` if each barrier of the kernel is one of all threads that wait."""
+        if block.way in ("", "branch", "exit"):
+            return frames.BRANCHES if block.way else frames.FOLLOWS
+        instruction, barrier = self.program.kernel.instructions[block.last - 1], block.barrier
+        meets = plain and barrier is not None and barrier.members is None and instruction.opcode.spelling in MEETING
+        constant = len(instruction.operands) == 1 and isinstance(instruction.operands[0], Immediate)
+        return frames.MEETS if meets and constant else frames.ELSEWHERE
 
     def _fitting(self, few: float) -> list[bool]:
         """Return whether each block has code for all but this part of its instructions."""
@@ -135,12 +187,11 @@ class Native:
     def uncoded(self) -> str:
         """Return why blocks have no code, in words; "" where all have."""
         forms, instructions = self.translation.forms, self.program.kernel.instructions
-        left = [block for block, fits in zip(self.program.blocks, self.fit, strict=True) if not fits]
-        indices = (index for block in left for index in range(block.first, block.last - bool(block.way)))
+        blocks = [block for block, fits in zip(self.program.blocks, self.fit, strict=True) if not fits]
+        indices = (index for block in blocks for index in range(block.first, block.last - bool(block.way)))
         names = dict.fromkeys(instructions[index].opcode.spelling for index in indices if forms[index] is None)
-        return f"{len(left)} of its {len(self.fit)} basic blocks have too many without code: {', '.join(names)}" * bool(
-            left
-        )
+        reason = f"{len(blocks)} of its {len(self.fit)} basic blocks have too many without code: {', '.join(names)}"
+        return reason if blocks else ""
 
     def _choose(self) -> None:
         """Choose the blocks in loops; to compile them once that has been as long as it takes, at once if it is done."""
@@ -148,7 +199,8 @@ class Native:
             return
         often = {each for each, count in enumerate(self.counts) if self.fit[each] and count >= OFTEN}
         for each in sorted(often):
-            often.update(min((loop for loop in self._loops if each in loop), key=len, default=()))
+            around = sorted((loop for loop in self._loops if each in loop), key=len)
+            often.update(*around[:1])
         self._chosen = [each for each in sorted(often) if self.fit[each] and each not in self.code]
         if not self._chosen:
             self._spent = 0.0

@@ -17,11 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmery import config
-from gemmery.banks import WARP
 from gemmery_emulator.convergence import Shuffled
 from gemmery_emulator.counters import Counters
 from gemmery_emulator.findings import Findings
-from gemmery_emulator.findings.races import INDEX_AT, UNDER_WAY
 from gemmery_emulator.kernels.native import frames
 from gemmery_emulator.kernels.native.buffers import Buffers
 from gemmery_emulator.kernels.native.compiling import (
@@ -35,9 +33,9 @@ from gemmery_emulator.kernels.native.compiling import (
     turns,
 )
 from gemmery_emulator.kernels.native.copy_rows import CopyRows
-from gemmery_emulator.kernels.native.frames import ACCESS, BLOCK, CONTEXT, ENTRIES, Record
+from gemmery_emulator.kernels.native.frames import CONTEXT, ENTRIES, Record
 from gemmery_emulator.kernels.native.sharing import Races, count_entries
-from gemmery_emulator.kernels.native.translation import AsyncCopy, CopyGroup
+from gemmery_emulator.kernels.native.translation import AsyncCopy, CopyGroup, Move
 from gemmery_emulator.lockstep import LockStep
 from gemmery_emulator.machine import Access
 from gemmery_emulator.op import Mask
@@ -48,8 +46,6 @@ FAR = 2**31 - 1  # the place of threads that wait at a barrier
 LEAST = 4  # blocks that are worth a call
 MOST = 1 << 14  # blocks of a call, so that Python looks at the time and at signals
 LONGEST = 1 << 20  # blocks that Python executes after calls that came to nothing
-REGISTERS = ("first", "second", "third", "fourth")  # the fields of what an access moves
-ALWAYS = 1 << 20  # in place of a warp's lanes, for blocks whose threads run together alone
 FOREIGN = frozenset(("wgmma", "tcgen05", "mapa"))  # of kernels that stay with NumPy
 
 BlockRun = Callable[[int], int]
@@ -70,7 +66,7 @@ def engine(machine: LockStep) -> BlockEngine | None:
             native.compile_all()
             reason = native.uncoded()
         ways = native.ways.setdefault(machine.threads, Ways())
-        if native.eager or (any(native.fit) and ways.settled != machine.launch.parameters):
+        if native.eager or (any(native.fit) and ways.unwatched != machine.launch.parameters):
             block_engine = BlockEngine(machine, native, ways)
     if reason and way == "compiled":
         tell(program.kernel.name, reason)
@@ -126,7 +122,7 @@ class BlockEngine:
     def lend(self, at: int) -> None:
         """NumPy is about to execute a block."""
         if self._ready:
-            slots = self._slots_of(at)
+            slots = self._translation.slots_of(at)
             self._export(slots)
             self._changed.update(slots)
             block = self._program.blocks[at]
@@ -299,10 +295,8 @@ class BlockEngine:
         """Make the buffers of a chunk."""
         machine, program, translation = self._machine, self._program, self._translation
         threads = machine.threads
-        self._context, self._blocks = Record(CONTEXT), Record(BLOCK, max(len(program.blocks), 1))
-        self._accesses = Record(ACCESS, max(len(translation.records), 1))
-        functions = turns()
-        self._run: BlockRun = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(functions["run"])
+        self._context, self._blocks, self._accesses = Record(CONTEXT), *(each.copy() for each in self._native.tables)
+        self._run: BlockRun = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(turns()["run"])
         kinds = [np.dtype(np.bool_ if kind == "?" else kind) for kind in translation.stored]
         known = sorted({*program.slots.values(), *program.provided.values()})
         self._buffers = own = Buffers.for_threads(threads, len(known))
@@ -340,11 +334,9 @@ class BlockEngine:
         self._copies: CopyRows | None = None
         if any(isinstance(form, AsyncCopy) for form in translation.forms):
             self._copies = CopyRows(machine, self._context, self._accesses, own, translation)
-        written = set(translation.mentions)
-        self._written = sorted(written)
+        self._written = sorted(translation.mentions)
         self._exported = dict.fromkeys(self._values, 0)  # the run after which each was copied to the machine
         self._changed = set(self._values)
-        self._of_block: dict[int, list[int]] = {}
         self._ready = True
         self._bind_blocks()
 
@@ -353,74 +345,24 @@ class BlockEngine:
         translation, program, threads = self._translation, self._program, self._machine.threads
         self._kept: dict[int, NDArray[np.uint8]] = {}  # the latest addresses of loads, and by whom
         self._unseen = dict[int, list[int]]()
-        functions = turns()
         for number, (index, form) in enumerate(translation.records):
-            record = functools.partial(self._accesses.set, row=number)
-            if isinstance(form, CopyGroup):
-                fields = {"call": functions["group"], "stores": form.commits, "pending": form.pending}
-            else:
-                lanes, size = translation.registers_of(form), form.width // max(len(form.elements), 1)
-                fields = {
-                    "call": functions["copy" if form.what else "access"], "shared": form.space == "shared",
-                    "mark": index << INDEX_AT | (UNDER_WAY if form.what else 0), "stores": form.stores,
-                    "width": form.width, "latest": ENTRIES, "number": number + 1, "elements": len(lanes), "size": size,
-                    "paired": bool(form.what) and form.stores, **dict(zip(REGISTERS, lanes, strict=False)),
-                }  # fmt: skip
-                if self._races is None or self._races.allows(index):
-                    self._unseen.setdefault(index, []).append(number)
-                if self._trace is not None and self._trace.feeds(index):
-                    self._kept[index] = np.zeros(9 * threads, np.uint8)
-                    fields["kept"] = self._kept[index].__array_interface__["data"][0]
-            for name, value in fields.items():
-                record(name, value)
-        for number, block in enumerate(program.blocks):
-            self._blocks.set("first", block.first, number)
-            self._blocks.set("last", block.last, number)
-            lanes_needed = 0 if block.gathering is None else WARP if block.gathering.threads == WARP else ALWAYS
-            self._blocks.set("gathers", lanes_needed, number)
-            way = self._way(block)
-            self._blocks.set("way", way, number)
-            if way == frames.BRANCHES:
-                self._blocks.set("target", block.targets[0], number)
-                self._blocks.set("guarded", block.guard is not None, number)
-            self._blocks.set("diverged", self._trace is None, number)
+            if isinstance(form, Move) and (self._races is None or self._races.allows(index)):
+                self._unseen.setdefault(index, []).append(number)
+            if self._trace is not None and self._trace.feeds(index):
+                self._kept[index] = np.zeros(9 * threads, np.uint8)
+                self._accesses.set("kept", self._kept[index], number)
+        self._blocks.column("diverged")[:] = self._trace is None
+        if self._races is not None and not self._races.meets:
+            ways = self._blocks.column("way")
+            ways[ways == frames.MEETS] = frames.ELSEWHERE
         branching = (number for number, block in enumerate(program.blocks) if block.guard is not None)
         self._undiverged = list(branching) if self._trace is not None else []
-
-    def _way(self, block: Any) -> int:
-        if block.way == "":
-            return frames.FOLLOWS
-        if block.way in ("branch", "exit"):
-            return frames.BRANCHES
-        barrier = block.barrier
-        instruction = self._program.kernel.instructions[block.last - 1]
-        plain = barrier is not None and instruction.opcode.spelling in (
-            "bar.sync",
-            "barrier.sync",
-            "barrier.sync.aligned",
-        )
-        plain = plain and len(instruction.operands) == 1 and barrier.members is None and not barrier.arrives
-        every = all(
-            each.barrier is None or (each.barrier.count is None and not each.barrier.arrives)
-            for each in self._program.blocks
-        )
-        meets = self._races is None or self._races.meets
-        constant = plain and type(instruction.operands[0]).__name__ == "Immediate"
-        return frames.MEETS if constant and every and meets else frames.ELSEWHERE
 
     def _bind_blocks(self) -> None:
         self._used = set(self._program.provided.values())  # slots that compiled code reads or writes
         for number, address in self._native.code.items():
             self._blocks.set("ready", address, number)
-            self._used.update(self._slots_of(number))
-
-    def _slots_of(self, at: int) -> list[int]:
-        if at not in self._of_block:
-            block, slots_read = self._program.blocks[at], dict[int, None]()
-            for index in range(block.first, block.last):
-                slots_read |= dict.fromkeys(self._translation.slots(index))
-            self._of_block[at] = list(slots_read)
-        return self._of_block[at]
+            self._used.update(self._translation.slots_of(number))
 
     def _export(self, slots: Iterable[int]) -> None:
         """Give the machine the values of registers that compiled blocks may have changed."""

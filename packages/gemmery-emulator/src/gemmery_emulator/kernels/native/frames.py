@@ -62,6 +62,12 @@ class Record:
         self._flat = memoryview(flat)
         self._width = len(names)
 
+    def copy(self) -> Record:
+        """Return another one with the same numbers."""
+        other = Record(list(self._places), len(self.words))
+        other.words[:] = self.words
+        return other
+
     def get(self, name: str, row: int = 0) -> int:
         """Return a field."""
         value: int = self._flat[row * self._width + self._places[name]]

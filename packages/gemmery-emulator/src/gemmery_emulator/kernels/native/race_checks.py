@@ -186,6 +186,7 @@ class _GridTouched(_Touched):
         super().__init__(f)
         self._narrow, self._result = self.g.get("narrow").differs(0), f.var(f.index(0))
         self._someone, self._one_block = self.g.get("someone"), self.g.get("one_block")
+        self.low, self.high = f.var(f.index(1 << 62)), f.var(f.index(-1))
 
     def at(self, table: Value, place: Value) -> Value:
         f = self.f
@@ -268,7 +269,6 @@ def _grid(module: Module) -> None:
             touched.g, touched.bad, touched.g.pointer("grid"), touched.g.get("atomic"), touched.g.get("clock_at")
         )  # fmt: skip
         own_stamp, own_clock, access = g.pointer("own_stamp"), g.pointer("own_clock"), touched.d.get("access")
-        touched.low, touched.high = f.var(f.index(1 << 62)), f.var(f.index(-1))
 
         def own(t: Value) -> tuple[Value, Value]:
             return f.index(0), (touched.clock(g.word(own_clock, t)) << clock_at) + g.word(own_stamp, t) + access

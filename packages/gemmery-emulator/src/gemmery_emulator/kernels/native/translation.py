@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 
 from gemmery.cpu.target import Target
 from gemmery_emulator import access, specials
@@ -79,7 +79,7 @@ class WarpExchange:
     """An instruction of whole warps; `emit` takes what each lane holds of the first operand, and the others."""
 
     emit: Emit
-    held: tuple[Operand, str]
+    passed: tuple[Operand, str]
     sources: tuple[tuple[Operand, str], ...]
     targets: tuple[tuple[Operand, str], ...]
 
@@ -93,7 +93,7 @@ class BlockParameter:
     elements: tuple[Operand, ...]
 
 
-Form = Compute | Move | AsyncCopy | CopyGroup | WarpExchange | BlockParameter
+InstructionForm = Compute | Move | AsyncCopy | CopyGroup | WarpExchange | BlockParameter
 
 
 class Translation:
@@ -102,7 +102,9 @@ class Translation:
     def __init__(self, program: LoweredKernel, target: Target) -> None:
         self.program, self.target = program, target
         self._publishes = orders(program.kernel).publishes
-        self.forms: list[Form | None] = [self._form(instruction) for instruction in program.kernel.instructions]
+        self.forms: list[InstructionForm | None] = [
+            self._form(instruction) for instruction in program.kernel.instructions
+        ]
         # What has a record: each access by its instruction, both ends of a copy; and the place of an instruction's.
         self.records: list[tuple[int, Move | CopyGroup]] = []
         self.number: dict[int, int] = {}
@@ -115,7 +117,7 @@ class Translation:
 
     # ---- forms ----
 
-    def _form(self, instruction: Instruction) -> Form | None:
+    def _form(self, instruction: Instruction) -> InstructionForm | None:
         opcode, operands = instruction.opcode, instruction.operands
         op = find(opcode)
         if instruction.guard is not None:
@@ -185,15 +187,17 @@ class Translation:
 
     def _exchange(self, instruction: Instruction, op: Op) -> WarpExchange | None:
         """A shuffle, vote or reduction of all lanes, by which no lane may publish what others have written."""
-        code, (first, held, *sources) = exchange(instruction.opcode.spelling), instruction.operands
+        code, (first, passed, *sources) = exchange(instruction.opcode.spelling), instruction.operands
         members = self._constant(sources[-1]) if sources else 0
         if code is None or self._publishes or members & FULL != FULL:
             return None
         results = first.elements if isinstance(first, Vector) else (first,)
         reads = tuple(zip(sources[:-1], op.operands[1:], strict=False))
         targets = tuple(zip(results, op.results, strict=False))
-        fine = all(self._readable(*each) for each in ((held, op.operands[0]), *reads)) and all(map(_writable, targets))
-        return WarpExchange(code, (held, op.operands[0]), reads, targets) if fine else None
+        fine = all(self._readable(*each) for each in ((passed, op.operands[0]), *reads)) and all(
+            map(_writable, targets)
+        )
+        return WarpExchange(code, (passed, op.operands[0]), reads, targets) if fine else None
 
     def _constant(self, operand: Operand) -> int:
         """Return a constant, also one in a register that nothing else writes; 0 for no constant."""
@@ -220,8 +224,8 @@ class Translation:
     def _addressed(self, place: Address) -> bool:
         """Whether an address is in a register, or that of a variable."""
         base = place.base
-        named = isinstance(base, Register | Symbol) and base.name not in ("_", *self.parameters)
-        return named and not place.coordinates
+        in_place = isinstance(base, Register | Symbol) and base.name not in ("_", *self.parameters)
+        return in_place and not place.coordinates
 
     def _move(self, instruction: Instruction) -> Move | BlockParameter | None:
         spelled, loads = access.read(instruction.opcode), instruction.opcode.name == "ld"
@@ -282,6 +286,12 @@ class Translation:
         """Return the slots of registers that an instruction names."""
         return self._slots[index]
 
+    @cache  # noqa: B019
+    def slots_of(self, at: int) -> list[int]:
+        """Return the slots of registers that a block names."""
+        block = self.program.blocks[at]
+        return list(dict.fromkeys(slot for index in range(block.first, block.last) for slot in self._slots[index]))
+
     def _slots_of(self, instruction: Instruction) -> list[int]:
         guard = () if instruction.guard is None else (instruction.guard,)
         known = self.program.slots
@@ -305,7 +315,7 @@ class Translation:
                 known.update((slots[name], index) for name in names)
         return known
 
-    def address_slot(self, form: Form | None) -> int | None:
+    def address_slot(self, form: InstructionForm | None) -> int | None:
         """Return the register that holds the addresses of an access, if one does as they are."""
         if not isinstance(form, Move) or not isinstance(base := form.place.base, Register) or form.place.offset:
             return None
@@ -324,7 +334,7 @@ def _group(instruction: Instruction) -> CopyGroup | None:
     return CopyGroup(True, NEVER if what == "commit_group" else 0) if what in ("commit_group", "wait_all") else None
 
 
-def _targets(form: Form | None) -> tuple[Operand, ...]:
+def _targets(form: InstructionForm | None) -> tuple[Operand, ...]:
     if isinstance(form, BlockParameter):
         return form.elements
     return tuple(target for target, _ in form.targets) if isinstance(form, Compute) else ()

@@ -33,18 +33,18 @@ def exchange(spelling: str) -> Emit | None:
     if name == "shfl" and mode in _SHUFFLES:
         return _shuffle(mode)
     if name == "vote" and mode in _VOTES:
-        return lambda f, held, t: _vote(f, held, mode)
+        return lambda f, passed, t: _vote(f, passed, mode)
     if name == "redux" and mode in _REDUCTIONS and kind in ("u32", "s32", "b32"):
         how = _REDUCTIONS[mode].format(kind[0])
         wide = vector(WARP, "i32")
-        return lambda f, held, t: f.broadcast(
-            f.intrinsic(f"llvm.vector.reduce.{how}.v{WARP}i32", "i32", f.load(wide, held)), LANES
+        return lambda f, passed, t: f.broadcast(
+            f.intrinsic(f"llvm.vector.reduce.{how}.v{WARP}i32", "i32", f.load(wide, passed)), LANES
         )
     return None
 
 
 def _shuffle(mode: str) -> Emit:
-    def shuffled(f: Function, held: Value, t: Value, b: Value, c: Value) -> tuple[Value, Value]:
+    def shuffled(f: Function, passed: Value, t: Value, b: Value, c: Value) -> tuple[Value, Value]:
         kind = lanes("i32")
         ramp = Value(f, kind, "<" + ", ".join(f"i32 {lane}" for lane in range(LANES)) + ">")
         lane = f.broadcast(f.emit("i32", f"trunc {t & (WARP - 1)} to i32"), LANES) + ramp
@@ -52,7 +52,7 @@ def _shuffle(mode: str) -> Emit:
         limit = (lane & mask) | (c & 31 & flipped(f, mask))
         source = _SHUFFLES[mode](lane, b & 31, mask)
         inside = source >= limit if mode == "up" else source <= limit
-        places = f.emit(lanes("ptr"), f"getelementptr i32, {held}, {f.select(inside, source, lane)}")
+        places = f.emit(lanes("ptr"), f"getelementptr i32, {passed}, {f.select(inside, source, lane)}")
         return f.gather(kind, places), inside
 
     return shuffled
@@ -66,6 +66,6 @@ _VOTES: dict[str, Callable[[Value], Value]] = {
 }
 
 
-def _vote(f: Function, held: Value, mode: str) -> Value:
-    flags = f.bitcast(f.load(vector(WARP, "i8"), held).differs(0), f"i{WARP}")
+def _vote(f: Function, passed: Value, mode: str) -> Value:
+    flags = f.bitcast(f.load(vector(WARP, "i8"), passed).differs(0), f"i{WARP}")
     return f.broadcast(_VOTES[mode](f.emit("i64", f"zext {flags} to i64")), LANES)

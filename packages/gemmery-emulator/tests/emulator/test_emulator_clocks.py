@@ -120,6 +120,37 @@ def test_loads_through_a_pointer_that_is_kept_twice_follow_the_use_before_them()
     assert held_back(list(enumerate([load[0], step[0], load[1], add[0], add[1], step[1]]))) == frozenset()
 
 
+def test_loads_wait_where_registers_are_used_up():
+    """Pairs of loads, each with its addresses and its sum: eight registers hold four pairs of f32, and two of f64."""
+
+    def pairs(kind):
+        block = []
+        for pair in range(4):
+            names = [f"%{kind}{2 * pair + side}" for side in range(2)]
+            for name in names:
+                block.append(WarpDemand((), ("p", "d"), (f"to{name}",), "integer"))
+                block.append(WarpDemand((), (f"to{name}",), (name,), "global"))
+            block.append(WarpDemand((), ("s", *names), ("s",), "fma"))
+        return list(enumerate(block))
+
+    assert held_back(pairs("f")) == frozenset()
+    assert held_back(pairs("fd")) == {11}  # the first load of the third pair
+    fixed = [(index, each) for index, each in pairs("fd") if each.latency != "integer"]
+    assert held_back(fixed) == frozenset()  # at fixed distances from pointers
+
+
+def test_a_warp_goes_on_while_its_copies_come():
+    """The copy leaves L2 at 50 and lands at 250 from there; a load of as many bytes holds the warp until 50."""
+    wait = WarpDemand((), (), (), "none", 0, "copy_wait")
+    copy = part_of(((0, PLAIN),), {**LATENCIES, "none": 0.0}, {0: "l2"})
+    copies = StepRuns(copy, ((0, 1.0),), ((1, 50.0),), 0.0, True, ("copy",), False)
+    simulated = clocks([copies, runs(7.0), runs(1.0, [wait])])
+    assert waited(simulated) == {(0, 8.0, 250.0)}
+    assert simulated.rounds == (251.0,)
+    loads = StepRuns(part(PLAIN), ((0, 1.0),), ((1, 50.0),), 0.0, False, (), False)
+    assert clocks([loads, runs(7.0)]).rounds == (57.0,)
+
+
 COPY = "__global__ void f(float* x, const float* y) { x[blockIdx.x * 256 + threadIdx.x] = y[threadIdx.x]; }"
 ROLES = (
     "__global__ void f(float* x, const float* y, int n) { __shared__ float s[128]; int t = threadIdx.x;"

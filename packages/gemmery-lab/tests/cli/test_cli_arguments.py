@@ -151,7 +151,6 @@ def test_tf32_is_listed_where_it_is_taken():
         ("emulate nowhere.cu", "nowhere.cu: there is no such file; give the path of a .cu or .ptx file"),
         ("emulate nowhere.cu --grid 4,x", "--grid 4,x: write one to three whole numbers >= 1"),
         ("emulate nowhere.cu --card vx1", "card 'vx1' is not known: times are predicted for h200, h100, a100"),
-        ("emulate nowhere.cu --card b200", "no latencies of sm_100 are known; times are predicted for h200"),
         ("emulate nowhere.cu --block 0", "--block 0: write one to three whole numbers >= 1"),
         ("emulate nowhere.cu --arg f33[4]", "--arg f33[4]: 'f33' is no element type; known: f16, f32"),
         ("emulate nowhere.cu --arg f32[4]=full", "'full' cannot fill an array of f32; take a number or zeros, ones"),

@@ -36,6 +36,10 @@ def test_a_copy_is_bound_by_memory():
     assert prediction.terms["memory"] == pytest.approx(moved / (4800e9 * USABLE))
     assert prediction.bound == "memory"
     assert clocks(prediction, "L1 lines") == pytest.approx(2 * 8)  # twice four lines of 128 bytes, in and out
+    # What multiprocessors do is hidden but for the first of their 16 blocks.
+    shown = prediction.seconds - prediction.terms["memory"] - prediction.terms["launch"]
+    busiest = max(time for unit, time in prediction.terms.items() if unit not in ("memory", "waits", "launch"))
+    assert 0 < shown <= (busiest + prediction.terms["waits"]) / 16 * (1 + 1e-9)
 
 
 def test_multiply_adds_are_bound_by_their_issue():
@@ -83,7 +87,8 @@ def test_a_card_without_figures_is_refused():
     for name in ("gtx480", "rtx9090"):
         with pytest.raises(DeviceError, match="h200, h100, a100"):
             run.predict(name)
-    assert run.predict("a100").seconds > run.predict("a100").terms["launch"]
+    for name in ("a100", "v100", "b200"):
+        assert run.predict(name).seconds > run.predict(name).terms["launch"]
 
 
 def test_blocks_that_wait_for_others_are_refused():

@@ -163,7 +163,7 @@ class WarpClocks:
                 continue
             event = stream[warp.at]
             warp.at += 1
-            if type(event) is StepRuns:
+            if isinstance(event, StepRuns):
                 self._runs(warp, event)
                 heapq.heapreplace(heap, (warp.now, number))
                 continue
@@ -265,7 +265,7 @@ class WarpClocks:
             self._note(part, last - start - delay - part.begins)
         warp.now, warp.horizon = served, max(warp.horizon, last)
         if event.copies or event.commits:
-            self._commit(warp, event, start + delay)
+            self._commit(warp, event, served)
         if self._spans is not None:
             self._span(warp, event, start, last)
 
@@ -294,12 +294,12 @@ class WarpClocks:
             self._wait(warp, until, _WORDS[of], part.demands[0][0])
             warp.now = warp.horizon = until
 
-    def _commit(self, warp: _Warp, event: StepRuns, there: float) -> None:
+    def _commit(self, warp: _Warp, event: StepRuns, served: float) -> None:
         """Note when what the part has started is there, and the groups that it commits."""
         if event.copies:
             latencies = self._rates.latencies
             slowest = max((latencies[cache] for cache in event.part.missed.values()), default=latencies["l2"])
-            warp.under_way["copy"] = max(warp.under_way["copy"], there + slowest)
+            warp.under_way["copy"] = max(warp.under_way["copy"], served + slowest)
         for of in event.commits:
             warp.groups[of].append(warp.under_way[of])
 
@@ -333,9 +333,13 @@ class WarpClocks:
             free = units[unit]
             begin = free[0] if free[0] > start else start
             end = free[0] = begin + clocks
+            if event.copies and unit == self._rates.l2:  # whose copies go on while the warp does
+                slowest = max((self._rates.latencies[cache] for cache in event.part.missed.values()), default=0.0)
+                warp.under_way["copy"] = max(warp.under_way["copy"], end + slowest)
+                continue
             if end > later:
                 later = end
-            if end > served and not (event.copies and unit == self._rates.l2):  # whose copies go on while the warp does
+            if end > served:
                 served = end
         if event.tensor:
             free = self._tensor[place]

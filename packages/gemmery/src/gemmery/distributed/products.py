@@ -65,10 +65,10 @@ def matmul(
 
     Raises ShapeError, DTypeError or ArgumentError, the same one on every rank, before any part is sent.
     """
-    ranks, mesh, places, parts = _operands(a, b, group, placements, mesh)
+    ranks, mesh, pair, parts = _operands(a, b, group, placements, mesh)
     wrong: Exception | None = None
     try:
-        of_a, of_b = _pair_of_placements(places)
+        of_a, of_b = _pair_of_placements(pair)
         if any(not hasattr(x, "is_cuda" if isinstance(ranks, TorchRanks) else "dtype") for x in parts):
             kinds = ", ".join(type(x).__name__ for x in parts)
             raise ArgumentError(f"operands are {kinds}: pass tensors to a process group, arrays to a communicator")

@@ -160,9 +160,9 @@ def _compute(
     """Compute one mr x (nv vectors) tile of A B, and store it block by block of k; the last vector under the mask.
 
     Each step prefetches a share of the rows of A below, into L2: each row is a stream of its own, as short as a page
-    (947 x 11 x 327, f32, Zen 4, A in memory: 138 us without, 88; in a cache 86 and 86). With `ahead` it prefetches what the
-    tile to the right reads of its row of B. All blocks of a tile come before the next tile, so that the rows of A are
-    streams.
+    (947 x 11 x 327, f32, Zen 4, A in memory: 138 us without, 88; in a cache 86 and 86). With `ahead` it prefetches what
+    the tile to the right reads of its row of B. All blocks of a tile come before the next tile, so that the rows of A
+    are streams.
     """
     f, size = t.f, SIZES[t.element]
     wide = vector(t.lanes, t.element)

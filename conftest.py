@@ -71,6 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
         from gemmery_emulator.lower import LoweredKernel
 
         os.environ["GEMMERY_EMULATOR"] = way
+        config.addinivalue_line("filterwarnings", "ignore:GEMMERY_EMULATOR=compiled:RuntimeWarning")
         # Also kernels that a test lowers itself, below the part that knows of compiled code.
         LoweredKernel.__post_init__ = lambda self: object.__setattr__(self, "engine", engine)
     if thins(config):
@@ -146,7 +147,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def few_of(items: list[pytest.Item]) -> list[pytest.Item]:
     """Return the items without most cases of the tests with the marker `many`: one in MANY is left, or one in n of
-    `many(n)`, and at least one.
+    `many(n)`, and at least one. Of what is left in a file with the marker `sampled(n)`, each n-th item remains.
 
     Each marked test of a file begins six cases after the one before it: tests of the same rungs then leave different
     ones, by which all rungs are left (test_few_cases.py).
@@ -160,11 +161,14 @@ def few_of(items: list[pytest.Item]) -> list[pytest.Item]:
         first[file, name] = 6 * of_file[file]
         of_file[file] += 1
     cases, seen = Counter(tests), Counter[tuple[Path, str]]()
-    few = []
+    few, left = [], Counter[Path]()
     for item, test, marker in zip(items, tests, markers, strict=True):
         every = min(*(marker.args or (MANY,)), cases[test]) if marker else 1
         if (seen[test] - first.get(test, 0)) % every == 0:
-            few.append(item)
+            sampled = item.get_closest_marker("sampled")
+            if sampled is None or left[item.path] % sampled.args[0] == 0:
+                few.append(item)
+            left[item.path] += sampled is not None
         seen[test] += 1
     return few
 

@@ -102,7 +102,7 @@ def rung(name: str) -> tuple[Callable[[], object], float]:
     return (lambda: run_rung(contender, problem, contender.default, gemm)), 1e3
 
 
-def fastest(launch: Callable[[], object], factor: float, rounds: int = 5) -> dict[str, float]:
+def fastest(launch: Callable[[], object], factor: float, rounds: int = 8) -> dict[str, float]:
     """Return the fastest call of each way, and the first one with compiled blocks."""
     times: dict[str, list[float]] = {way: [] for way in WAYS}
     for _ in range(rounds):

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-import statistics
-import sys
 
 import torch
+from graph_times import captured, say, times, turns
 from torch.nn import functional
 
 import gemmery as gm
@@ -23,35 +21,7 @@ import gemmery.torch
 from gemmery.api import device_call
 from gemmery.cuda import choose
 
-ROTATED = 200 << 20  # bytes of operands
 DECODE = (1, 4, 16, 64)
-
-
-def captured(calls):
-    """Return a CUDA graph of calls."""
-    for call in calls[:2]:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        for call in calls:
-            call()
-    return graph
-
-
-def times(graphs, rounds):
-    """Return the median time of a replay of each graph, in us; they take turns."""
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    measured = [[] for _ in graphs]
-    for _ in range(rounds + 1):
-        for each, graph in zip(measured, graphs, strict=True):
-            graph.replay()
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            each.append(begin.elapsed_time(end) * 1e3)
-    return [statistics.median(each[1:]) for each in measured]
 
 
 def normal(*shape):
@@ -67,27 +37,25 @@ def compiled(function):
         return None
 
 
-def measure(name, forms, operands, rounds, file):
-    """Time forms, functions of a set of operands by name, and say so."""
-    graphs, names = [], []
-    for label, form in forms.items():
-        try:
-            graphs.append(captured([lambda x=x, form=form: form(*x) for x in operands]))
-            names.append(label)
-        except Exception as error:  # a form that PyTorch or the device refuses is left out
-            sys.stdout.write(f"{name} {label}: {type(error).__name__}: {str(error)[:300]}\n")
-    medians = [each / len(operands) for each in times(graphs, rounds)]
-    line = {"case": name, **{label: round(each, 2) for label, each in zip(names, medians, strict=True)}}
-    sys.stdout.write(f"{json.dumps(line)}\n")
-    sys.stdout.flush()
+def write(line, file):
+    """Print a case, and append it to a file if there is one."""
+    say(json.dumps(line))
     if file:
         with open(file, "a", encoding="utf-8") as lines:
             lines.write(f"{json.dumps(line)}\n")
 
 
-def turns(make, size):
-    """Return so many sets of operands of this many bytes that no cache holds them."""
-    return [make() for _ in range(max(4, math.ceil(ROTATED / size)))]
+def measure(name, forms, operands, rounds, file):
+    """Time forms, functions of a set of operands by name, and say so."""
+    graphs, names = [], []
+    for label, form in forms.items():
+        try:
+            graphs.append(captured([lambda x=x, form=form: form(*x) for x in operands]).replay)
+            names.append(label)
+        except Exception as error:  # a form that PyTorch or the device refuses is left out
+            say(f"{name} {label}: {type(error).__name__}: {str(error)[:300]}")
+    medians = [each / len(operands) for each in times(graphs, rounds)]
+    write({"case": name, **{label: round(each, 2) for label, each in zip(names, medians, strict=True)}}, file)
 
 
 gelu_of = gm.epilogue(lambda c, b: gm.gelu(c + b))
@@ -105,7 +73,8 @@ def codes_of(c):
 
 def plain_cases(n, rounds, file, wanted):
     """Products of n x n x n."""
-    operands = turns(lambda: (normal(n, n), normal(n, n), normal(n), normal(n, n)), 3 * 2 * n * n)
+    count = turns(3 * 2 * n * n, 4)
+    operands = [(normal(n, n), normal(n, n), normal(n), normal(n, n)) for _ in range(count)]
 
     def bare(x, w, b, r):
         return gm.matmul(x, w.T)
@@ -143,7 +112,7 @@ def swiglu_cases(rows, n, k, rounds, file, transposed):
             w = [normal(n, k).T if transposed else normal(k, n) for _ in range(2)]
             return normal(m, k), *w
 
-        operands = turns(make, 4 * n * k)
+        operands = [make() for _ in range(turns(4 * n * k, 4))]
         forms = {
             "gm": lambda x, g, u: gm.matmul(x, (g, u), epilogue=swiglu),
             "bare": lambda x, g, u: (gm.matmul(x, g), gm.matmul(x, u)),
@@ -173,7 +142,7 @@ def tune(rows, n, k, rounds, file):
     few = [(8, 64, 12), (8, 128, 8), (8, 128, 10), (8, 256, 6), (64, 64, 12), (64, 128, 8), (64, 256, 4), (64, 256, 5)]
     large = [(128, 256, 4), (256, 128, 4), (128, 192, 4), (128, 128, 6), (128, 128, 4)]
     for m in rows:
-        operands = turns(lambda m=m: (normal(m, k), normal(n, k).T, normal(n, k).T), 4 * n * k)
+        operands = [(normal(m, k), normal(n, k).T, normal(n, k).T) for _ in range(turns(4 * n * k, 4))]
 
         def call(x, g, u):
             return gm.matmul(x, (g, u), epilogue=swiglu)
@@ -196,8 +165,7 @@ def training(m, n, k, rounds, file):
         "compiled": compiled(lambda: functional.gelu(functional.linear(x, weight, bias))),
         "eager": lambda: functional.gelu(functional.linear(x, weight, bias)),
     }
-    line = {"case": f"training {m} x {n} x {k}"}
-    medians = {}
+    steps = {}
     for label, form in forms.items():
 
         def step(form=form):
@@ -208,24 +176,12 @@ def training(m, n, k, rounds, file):
             for _ in range(3):
                 step()
         except Exception as error:
-            sys.stdout.write(f"training {label}: {type(error).__name__}: {str(error)[:300]}\n")
+            say(f"training {label}: {type(error).__name__}: {str(error)[:300]}")
             continue
-        medians[label] = step
-    measured = {label: [] for label in medians}
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    for _ in range(rounds):
-        for label, step in medians.items():
-            begin.record()
-            for _ in range(8):
-                step()
-            end.record()
-            end.synchronize()
-            measured[label].append(begin.elapsed_time(end) * 125)
-    line |= {label: round(statistics.median(each), 2) for label, each in measured.items()}
-    sys.stdout.write(f"{json.dumps(line)}\n")
-    if file:
-        with open(file, "a", encoding="utf-8") as lines:
-            lines.write(f"{json.dumps(line)}\n")
+        steps[label] = lambda step=step: [step() for _ in range(8)]
+    medians = times(list(steps.values()), rounds, warm=False)
+    line = {label: round(each / 8, 2) for label, each in zip(steps, medians, strict=True)}
+    write({"case": f"training {m} x {n} x {k}", **line}, file)
 
 
 def main():

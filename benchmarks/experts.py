@@ -15,13 +15,11 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import math
-import statistics
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import torch
+from graph_times import ROTATED, say, time_of, turns
 
 import gemmery as gm
 from gemmery.arrays import View
@@ -34,39 +32,6 @@ from gemmery.torch import arranged as by_torch
 
 SHAPES = ((2048, 7168), (7168, 2048), (4096, 7168))  # columns of a weight and k, of DeepSeek-V3's experts
 BYTES = 4.6e12  # in a second, of an H200's memory, as a copy reads
-ROTATED = 200 << 20
-
-
-def say(line):
-    """Print a line at once."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
-
-
-def time_of(calls, rounds=7):
-    """Return the median time in us of a call, of those in a graph."""
-    for call in calls:  # packed experts are arranged in their first product
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        for call in calls:
-            call()
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    measured = []
-    for _ in range(rounds):
-        graph.replay()
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        measured.append(begin.elapsed_time(end) * 1e3 / len(calls))
-    return statistics.median(measured)
-
-
-def turns(size):
-    """Return how many operands of so many bytes take turns."""
-    return max(2, math.ceil(ROTATED / size))
 
 
 def uneven(total, groups, seed=0):

@@ -51,7 +51,7 @@ def file_row(path: str) -> dict[str, Any]:
 def reason(error: str) -> str:
     """The first error, in the compiler's or the emulator's words and without a line of the source."""
     if unknown := re.search(r"instruction '(\S+)", error):
-        return f"instruction {unknown[1]} is not modelled"
+        return f"instruction {unknown[1]} is not modeled"
     match = re.search(r"error: (.*)", error)
     said = match[1] if match else re.sub(r"^PTX line \d+: ", "", error.splitlines()[0])
     return re.sub(r"(?<=\s)/\S*/", "", said)[:160].strip()  # files without their folders

@@ -15,11 +15,11 @@ import json
 import math
 import random
 import statistics
-import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
+from graph_times import captured, say, times, turns
 
 import gemmery.torch
 from gemmery.arrays import View
@@ -38,14 +38,7 @@ SHAPES = "8192x28672,14336x4096,4096x4096,28672x8192,4096x14336"
 ROWS = "1,4,16,32,64,128,256,512"
 CHECKED = "int4/128,int4/64,int4/32,int4_zeros/128,int4_zeros/32,int8/0,int8/128,int8/32,e4m3/0"
 FLOAT4 = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
-ROTATED = 200 << 20  # bytes of weights
 NAMES = dict(zip("ngbwsrx", ("tokens", "warpgroups", "blocks", "ways", "stages", "resident", "splits"), strict=True))
-
-
-def say(line):
-    """Print a line at once."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
 
 
 def logical(form, seed=0):
@@ -94,36 +87,10 @@ def launch(x, form, c, config, invariant=False):
     return run, name + f"@{chosen['runs']}" * bool(chosen["runs"]) + "late" * chosen["late"]
 
 
-def captured(calls):
-    """Return a CUDA graph of calls."""
-    calls[0]()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        for call in calls:
-            call()
-    return graph
-
-
-def times(graphs, rounds=5):
-    """Return the median time of a replay of each graph, in us; they take turns."""
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    measured = [[] for _ in graphs]
-    for _ in range(rounds + 1):
-        for each, graph in zip(measured, graphs, strict=True):
-            graph.replay()
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            each.append(begin.elapsed_time(end) * 1e3)
-    return [statistics.median(each[1:]) for each in measured]
-
-
 def copies(make, size, least):
     """Return so many weights of this many bytes that no cache holds them."""
     first = make()
-    return [first, *(first.clone() for _ in range(max(least, math.ceil(ROTATED / size)) - 1))]
+    return [first, *(first.clone() for _ in range(turns(size, least) - 1))]
 
 
 def arranged_copies(form):
@@ -156,7 +123,7 @@ def measure(form, m, packed, plain, tune):
             continue
         calls.setdefault("invariant" if config is None else name, [lambda w=w, run=run: run(w) for w in packed])
     calls = {name: each * math.ceil(8 / len(each)) for name, each in calls.items()}
-    measured = times([captured(each) for each in calls.values()])
+    measured = times([captured(each).replay for each in calls.values()], 5)
     return {name: us / len(each) for (name, each), us in zip(calls.items(), measured, strict=True)}
 
 

@@ -42,7 +42,7 @@ def drawn(traces: list[list[RankEvent]], links: dict[tuple[int, int], int]) -> s
         lines.append(f'<text x="{LEFT}" y="{top + 33}">{senders}, a part before each step</text>')
     foot = HEIGHT * len(traces) + 24
     lines.append(
-        f'<text x="{LEFT}" y="{foot}">blue: multiplies; grey: waits; {(end - start) * 1e3:.0f} ms in all</text>'
+        f'<text x="{LEFT}" y="{foot}">blue: multiplies; gray: waits; {(end - start) * 1e3:.0f} ms in all</text>'
     )
     return "\n".join([*lines, "</svg>", ""])
 

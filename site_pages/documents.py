@@ -9,7 +9,7 @@
 | `<!-- table: SUITE -->` | the tables of a suite, with the spread of each ratio |
 | `<!-- figure: SUITE PLOT -->` | a figure with its caption, written to docs/figures/ |
 | `<!-- picture: SUITE PLOT -->` | the same figure with one line below it |
-| `<!-- modelled -->` | the instructions the emulator computes; `<!-- modelled: machine -->` lists the others |
+| `<!-- modeled -->` | the instructions the emulator computes; `<!-- modeled: machine -->` lists the others |
 | `<!-- predicted -->` | the micro-kernels for ARM, from benchmarks/arm_predicted.json, which `gemmery predict` writes |
 | `<!-- files: FOLDER -->` | the modules of a folder, with the first lines of their docstrings |
 | `<!-- value: SUITE WHAT -->` | `rate`, `share`, `time`, or the speed-up over the rival WHAT; never begins a line |
@@ -42,7 +42,7 @@ from gemmery_emulator.pages import numerals
 from gemmery_emulator.pages.svg import Plot, standalone
 from gemmery_lab import experiments
 from gemmery_lab.experiments import LADDER
-from gemmery_lab.inspection import predicted_shares
+from gemmery_lab.inspection import cpu_rung
 from gemmery_lab.measure import suite
 from gemmery_lab.measure.record import Measurement, Run
 from gemmery_lab.report import words
@@ -51,7 +51,7 @@ from gemmery_lab.report.sheet import Cell, Sheet, rate, share, table, tabulate
 from gemmery_lab.report.suite_tables import brief_overview, is_of_model, is_own, overview
 from gemmery_lab.report.tables import sheets, tree, walk
 from gemmery_lab.report.words import Group, gain, groups
-from site_pages import modelled, modules
+from site_pages import modeled, modules
 from site_pages.stored import TYPE, Query, Stored, missing, query
 
 FIGURES = Path("docs", "figures")
@@ -111,12 +111,12 @@ class Documents:
             lines.append(f"| `{rung.name}` | {parent} | {idea} | {', '.join(rung.dtypes)} |")
         return "\n".join(lines)
 
-    def _modelled(self, _: Path, marker: str) -> str:
-        return modelled.machine() if marker == "machine" else modelled.instructions()
+    def _modeled(self, _: Path, marker: str) -> str:
+        return modeled.machine() if marker == "machine" else modeled.instructions()
 
     def _predicted(self, _: Path, marker: str) -> str:
         rows = json.loads((self.root / "benchmarks" / "arm_predicted.json").read_text(encoding="utf-8"))
-        return table(predicted_shares.sheet(predicted_shares.PredictedShare(**row) for row in rows))
+        return table(cpu_rung.sheet(cpu_rung.PredictedShare(**row) for row in rows))
 
     def _files(self, _: Path, marker: str) -> str:
         return modules.listing(self.root, marker)
@@ -197,7 +197,7 @@ BLOCKS: dict[str, Callable[[Documents, Path, str], str]] = {
     "figure": Documents._figure,
     "picture": Documents._picture,
     "value": Documents._value,
-    "modelled": Documents._modelled,
+    "modeled": Documents._modeled,
     "predicted": Documents._predicted,
     "files": Documents._files,
 }

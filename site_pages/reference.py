@@ -16,7 +16,6 @@ TITLES = {  # home of public names -> page; a home that is not listed has a page
     "gemmery.api.packing": "products",
     "gemmery.api.checkpoints": "products",
     "gemmery.api.quantized": "products",
-    "gemmery.api.row_codes": "products",
     "gemmery.api.splitting": "products",
     "gemmery.api.explanation": "explain-and-warm",
     "gemmery.epilogues.trace": "products",

@@ -82,7 +82,7 @@ def fenced(text: str, language: str) -> str:
 
 
 def inline(svg: str, name: str) -> str:
-    """A standalone drawing as part of a page, in the colours of the page."""
+    """A standalone drawing as part of a page, in the colors of the page."""
     text = re.sub(r"<style>.*?</style>\s*", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     ids = set(re.findall(r'\bid="([^"]+)"', text))  # unique on a page with several drawings once `name` begins them
     text = re.sub(r'(?<=[#"])[^#"()]+(?=[")])', lambda word: f"{name}-{word[0]}" if word[0] in ids else word[0], text)

@@ -233,7 +233,7 @@ LISTED = {"index.md", *EXPLANATION, *PROJECT}
 
 
 def palette() -> str:
-    """The colours of drawings as CSS, for the light and the dark scheme of the site."""
+    """The colors of drawings as CSS, for the light and the dark scheme of the site."""
     return "\n".join(
         f'[data-md-color-scheme="{scheme}"] {{ '
         + " ".join(f"--{name}: {pair[side]};" for name, pair in PALETTE.items())

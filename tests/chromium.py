@@ -1,4 +1,4 @@
-"""Headless Chromium, driven through its debugging pipe: pages at a width and in a colour scheme."""
+"""Headless Chromium, driven through its debugging pipe: pages at a width and in a color scheme."""
 
 from __future__ import annotations
 

@@ -265,8 +265,8 @@ def test_a_broken_document_is_caught():
         "/etc",
         "#none",
     ]
-    text = "`gemmery frobnicate`, `gemmery ladder --sizes 64`\n```\n$ gemmery ladder --colour\n```\nthe gemmery word"
-    assert unknown_commands(text) == ["gemmery ladder --colour", "gemmery frobnicate"]
+    text = "`gemmery frobnicate`, `gemmery ladder --sizes 64`\n```\n$ gemmery ladder --color\n```\nthe gemmery word"
+    assert unknown_commands(text) == ["gemmery ladder --color", "gemmery frobnicate"]
 
 
 def test_a_typed_figure_without_source_is_caught():

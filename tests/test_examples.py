@@ -37,6 +37,7 @@ SAYS = {
     "12_convert_a_checkpoint": "sums of columns are exact: True",
     "13_epilogue_functions": "two weights: True",
     "14_shortest_paths": "pairs with a path, the longest",
+    "15_route_tokens": "two experts a token: True",
 }
 
 

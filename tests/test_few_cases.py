@@ -17,7 +17,7 @@ FILES = (
     "packages/gemmery-lab/tests/emulator/test_emulator_ladder.py",
     "packages/gemmery-lab/tests/emulator/test_emulator_mutants.py",
     "packages/gemmery/tests/cuda/test_cuda_compile.py",
-    "packages/gemmery-lab/tests/cuda/test_cuda_wgmma_tiles.py",
+    "packages/gemmery-lab/tests/cuda/test_cuda_factors.py",
     "packages/gemmery/tests/ladder/test_ladder.py",
 )
 # Collects files whole, and thins out what was collected.
@@ -77,7 +77,7 @@ def run(tmp_path):
         for name, text in texts.items():
             (tmp_path / f"test_{name}.py").write_text(text)
         (tmp_path / "conftest.py").write_text(Path(conftest.__file__).read_text())
-        (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = .\nmarkers =\n  many: few\n")
+        (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = .\nmarkers =\n  many: few\n  sampled: fewer\n")
         environment = os.environ | ({"MISSING": "1"} if missing else {})
         command = [sys.executable, "-m", "pytest", "-v", *arguments]
         done = subprocess.run(
@@ -93,6 +93,15 @@ def test_tests_that_are_named_keep_every_case(run):
     text = "import pytest\n@pytest.mark.many\n@pytest.mark.parametrize('n', range(33))\ndef test_some(n): pass\n"
     assert "3 passed, 30 deselected" in run("--few", some=text)
     assert "33 passed" in run("--few", "test_some.py")
+
+
+@pytest.mark.process
+def test_a_sampled_file_keeps_one_test_in_n(run):
+    tests = "\n".join(f"def test_{name}(): pass" for name in "abcdefg")
+    text = f"import pytest\npytestmark = pytest.mark.sampled(3)\n{tests}\n"
+    output = run("--few", some=text)
+    assert "3 passed, 4 deselected" in output
+    assert [name for name in "abcdefg" if f"test_{name} PASSED" in output] == ["a", "d", "g"]
 
 
 @pytest.mark.process

@@ -82,7 +82,7 @@ OWNERS = {
     ),
     "cuda": ("cuda",),
     "cupy": ("gemmery_lab/measure/cublas.py",),
-    "triton": ("gemmery_emulator/kernels/triton_kernels.py",),
+    "triton": ("gemmery_emulator/kernels/python_kernels.py",),
     "typer": (
         "pages",
         "kernels",

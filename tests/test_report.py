@@ -264,7 +264,7 @@ def test_every_run_has_its_figures(name, expected):
     assert [plot.name for plot in figures(RUNS[name], records.RUNGS)] == expected
 
 
-def test_figures_take_their_colours_from_the_page(run):
+def test_figures_take_their_colors_from_the_page(run):
     for plot in figures(run, records.RUNGS):
         assert not re.search(r"#[0-9a-fA-F]{6}", plot.svg)
         assert set(re.findall(r"var\(--(\w+)\)", plot.svg)) <= set(svg.PALETTE)

@@ -327,7 +327,7 @@ def test_a_document_without_markers_stays(root):
         "value: skinny_f32 rate",  # names five records
         "value: skinny_f32 mkl m=8",
         "value: skinny_f32 m=8",
-        "value: skinny_f32 rate colour=red",
+        "value: skinny_f32 rate color=red",
         "figure: ladder nosuch",
     ],
 )

@@ -42,10 +42,10 @@ BEYOND = """[...document.querySelectorAll("main *")].filter(element => {
     if (at.tagName === "svg" || getComputedStyle(at).overflowX !== "visible") return false;
   return true;
 }).map(element => element.tagName + "." + element.className).slice(0, 5)"""
-# The luminance of a colour that CSS may write in any form, from 0 to 1.
-LUMINANCE = """(colour => {
+# The luminance of a color that CSS may write in any form, from 0 to 1.
+LUMINANCE = """(color => {
   const context = document.createElement("canvas").getContext("2d");
-  context.fillStyle = colour;
+  context.fillStyle = color;
   context.fillRect(0, 0, 1, 1);
   const [red, green, blue] = context.getImageData(0, 0, 1, 1).data;
   return (0.2126 * red + 0.7152 * green + 0.0722 * blue) / 255;
@@ -78,7 +78,7 @@ def test_there_is_no_page_for_wrong_addresses_in_one_language():
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", SEEN)
-def test_a_page_fits_its_window_and_has_its_colours(name, width, scheme, page):
+def test_a_page_fits_its_window_and_has_its_colors(name, width, scheme, page):
     page.open(SITE / name, width, scheme)
     assert page.value("document.documentElement.scrollWidth") <= width
     assert page.value(BEYOND) == []
@@ -109,7 +109,7 @@ def test_a_row_of_a_wide_table_is_not_a_screen_high(width, page):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_drawing_is_in_the_colours_of_its_page(scheme, page):
+def test_a_drawing_is_in_the_colors_of_its_page(scheme, page):
     page.open(SITE / "tutorial/bank-conflicts/simt_padded.html", 1280, scheme)
     assert page.value("document.querySelectorAll('.picture svg').length") >= 4
     ink = page.value(LUMINANCE % ("document.querySelector('.picture svg text')", "fill"))

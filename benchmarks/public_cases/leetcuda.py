@@ -46,7 +46,7 @@ def rms(x: Array, g: float) -> Array:
 
 
 def rotated(x: Array) -> Array:
-    """Rotary embedding of pairs of neighbours: (tokens, width)."""
+    """Rotary embedding of pairs of neighbors: (tokens, width)."""
     angle = np.outer(np.arange(len(x)), 10000.0 ** (-np.arange(x.shape[1] // 2) / (x.shape[1] // 2)))
     z = (x[:, ::2] + 1j * x[:, 1::2]) * np.exp(1j * angle)
     return np.stack([z.real, z.imag], 2).reshape(x.shape)

@@ -134,7 +134,7 @@ MASK = floats(17)
 
 
 def turned(width: int, height: int, theta: float) -> Array:
-    """IMAGE turned about its centre, read with linear weights and wrapped around."""
+    """IMAGE turned about its center, read with linear weights and wrapped around."""
     x, y = np.meshgrid(np.arange(width) - width / 2, np.arange(height) - height / 2)
     u = (x * math.cos(theta) - y * math.sin(theta)) / width + 0.5
     v = (y * math.cos(theta) + x * math.sin(theta)) / height + 0.5

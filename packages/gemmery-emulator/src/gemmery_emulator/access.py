@@ -67,7 +67,7 @@ class Spelled:
 
 
 def read(opcode: Opcode) -> Spelled | None:
-    """Read the opcode of ld, ldu or st; returns None if ptxas refuses it, or it is not modelled.
+    """Read the opcode of ld, ldu or st; returns None if ptxas refuses it, or it is not modeled.
 
     >>> from gemmery_emulator.instructions import opcode
     >>> read(opcode("ld.global.nc.v4.f32"))
@@ -218,11 +218,11 @@ def _is_in_space(lowering: Lowering, instruction: Instruction, index: int) -> St
 _MODIFIERS: Kinds = {"space": ("shared", "shared::cta"), "cache": ("ca", "cg"), "fetch": FETCHES, "policy": (POLICY,)}
 
 
-def _read(opcode: Opcode) -> dict[str, str] | None:
+def read_copy(opcode: Opcode) -> dict[str, str] | None:
     """Read the opcode of cp.async from global to shared memory, by kind; returns None if ptxas refuses it.
 
     >>> from gemmery_emulator.instructions import opcode
-    >>> _read(opcode("cp.async.cg.shared.global.L2::128B"))
+    >>> read_copy(opcode("cp.async.cg.shared.global.L2::128B"))
     {'cache': 'cg', 'space': 'shared', 'fetch': 'L2::128B'}
     """
     spaces = [word for word in opcode.modifiers if word in SPACES]
@@ -239,7 +239,7 @@ def _wait(lowering: Lowering, instruction: Instruction, index: int) -> Step:
 
 def _copy(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     """cp.async of 4, 8 or 16 bytes."""
-    words = _read(instruction.opcode)
+    words = read_copy(instruction.opcode)
     if words is None:
         raise refused(instruction)
     match instruction.operands[: len(instruction.operands) - ("policy" in words)]:

@@ -1,7 +1,7 @@
 """Branches, ends of threads and barriers, which the machine itself executes; fences, and hints that change no value.
 
 PTX ISA 9.0, "Control Flow Instructions", "bar", "barrier", "bar.warp.sync", "membar/fence", "prefetch", "createpolicy",
-"nanosleep". Caches are not modelled, and lock step keeps the order.
+"nanosleep". Caches are not modeled, and lock step keeps the order.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ _ELSEWHERE = frozenset(("alias", "tensormap::generic", "mbarrier_init"))  # fenc
 
 
 def _policy(lowering: Lowering, instruction: Instruction, index: int) -> Step:
-    """createpolicy: caches are not modelled, so every policy is 0."""
+    """createpolicy: caches are not modeled, so every policy is 0."""
     write = lowering.write(instruction.operands[0], "b64", instruction)
     return lane_step(lambda: np.uint64(0), [], [write])
 

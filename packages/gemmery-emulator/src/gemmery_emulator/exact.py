@@ -79,7 +79,7 @@ def _two_product(a: Reals, b: Reals) -> tuple[Reals, Reals]:
 
 
 def odd_sum(a: Reals, b: Reals) -> Reals:
-    """Return a + b of float64 rounded to odd: unless the sum is exact, to the neighbour whose last bit is set.
+    """Return a + b of float64 rounded to odd: unless the sum is exact, to the neighbor whose last bit is set.
 
     Rounding such a sum again, to a type of at most 51 bits, gives the exact sum rounded once.
     """

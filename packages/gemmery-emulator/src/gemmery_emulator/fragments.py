@@ -1,6 +1,7 @@
-"""The lane and register of a warp that hold each element of a matrix.
+"""The lane and register of a warp that hold each element of a matrix, and the instructions that load and store them.
 
-NVIDIA, Parallel Thread Execution ISA 9.0, "Warp Level Matrix Instructions": the matrix fragments of mma.sync. All
+NVIDIA, Parallel Thread Execution ISA 9.0, "Warp Level Matrix Instructions": ldmatrix, stmatrix, wmma.load, wmma.store,
+in which all lanes of a warp take part, and the matrix fragments of mma.sync. All
 consist of one pattern: 8 rows of 4 words along k, where lane 4 r + w holds word w of row r.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -17,13 +18,17 @@ import numpy as np
 
 from gemmery.dtypes import DTYPES, Array
 from gemmery.errors import EmulationError
-from gemmery_emulator.ptx import Opcode
+from gemmery_emulator import reach
+from gemmery_emulator.machine import Machine, report_misuse
+from gemmery_emulator.op import NUMPY, Mask
+from gemmery_emulator.ptx import Instruction, Opcode, Vector
+from gemmery_emulator.steps import Handler, Lowering, Read, Step, Write, refused
 
 _FOUR_WORDS = {4: np.dtype("c16"), 8: np.dtype("V32")}  # of a row of a pattern, copied as one
 
 BITS = {row.ptx: 8 * row.size for row in DTYPES if row.ptx} | {"tf32": 32}
 WMMA_16 = ("m16n16k16", "m32n8k16", "m8n32k16")  # shapes for elements of 8 and 16 bits
-BY_COLUMNS = ("m8n32k16",)  # two neighbouring sums of a lane are in a column of C
+BY_COLUMNS = ("m8n32k16",)  # two neighboring sums of a lane are in a column of C
 
 
 def per_chunk(kind: str) -> int:
@@ -160,13 +165,13 @@ def wmma_fragment(opcode: Opcode) -> Fragment:
     >>> [piece.registers for piece in fragment.pieces]
     [(0, 1, 2, 3)]
 
-    Raises EmulationError for forms that are not modelled.
+    Raises EmulationError for forms that are not modeled.
     """
     match = _WMMA.fullmatch(str(opcode))
     operand, layout, shape, space, kind = match.groups() if match else ("",) * 5
     operand = operand or "c"
     if match is None or kind not in _WMMA_TYPES.get((operand, shape), ()):
-        raise EmulationError(f"{opcode} is not modelled: wmma is limited to f16, bf16, tf32, f64, s8 and u8")
+        raise EmulationError(f"{opcode} is not modeled: wmma is limited to f16, bf16, tf32, f64, s8 and u8")
     m, n, k = extents(shape)
     height, width = {"a": (m, k), "b": (k, n), "c": (m, n)}[operand]
     stride = width if layout == "row" else height
@@ -255,7 +260,7 @@ def matrices(opcode: Opcode) -> tuple[int, bool]:
     match = _MATRICES.fullmatch(str(opcode))
     if match is None:
         raise EmulationError(
-            f"{opcode} is not modelled: it is limited to m8n8, .x1, .x2 or .x4, of b16, with or without .trans"
+            f"{opcode} is not modeled: it is limited to m8n8, .x1, .x2 or .x4, of b16, with or without .trans"
         )
     return int(match[1]), match[2] is not None
 
@@ -271,3 +276,122 @@ def stored(registers: Sequence[Array], transposing: bool) -> Array:
     """Return the rows (warps, 8 * matrices, 16 bytes as uint8) of matrices in registers (warps, 32)."""
     words = np.stack([transposed(register) if transposing else register for register in registers], axis=1)
     return words.view("u1").reshape(len(words), -1, 16)
+
+
+ROW = 16  # bytes of a row of an 8 x 8 matrix of 16-bit elements
+
+
+def _fragment(opcode: Opcode) -> Fragment:
+    """The pieces of a load or store; ldmatrix and stmatrix are one piece, whose rows' addresses the lanes give."""
+    if opcode.family == "wmma":
+        return wmma_fragment(opcode)
+    count, trans = matrices(opcode)
+    row = np.arange(8 * count)
+    piece = Piece(row, 0 * row, tuple(range(count)), "u4", matrices=True, transposed=trans)
+    return Fragment((piece,), "b32", count, 1, 2, 8)
+
+
+def _move(lowering: Lowering, instruction: Instruction, index: int) -> Step:
+    """ldmatrix, stmatrix, wmma.load and wmma.store; wmma.mma only computes."""
+    fragment, loads = _fragment(instruction.opcode), instruction.opcode.name in ("ldmatrix", "wmma.load")
+    place, registers, *strides = instruction.operands
+    if loads:
+        place, registers = registers, place
+    if not isinstance(registers, Vector):
+        raise refused(instruction)
+    if len(registers.elements) != fragment.registers or len(strides) > (instruction.opcode.family == "wmma"):
+        raise refused(instruction, f"{len(registers.elements)} registers:")
+    address = lowering.address(place, instruction)
+    apart: Read = lowering.read(strides[0], "u32", instruction) if strides else lambda _: np.uint32(fragment.stride)
+    of_wmma = instruction.opcode.family == "wmma"
+    moved = _Moved(index, instruction.opcode.space, fragment, address, apart if of_wmma else None)
+    flat = lowering.flat((registers,))
+    if loads:
+        return partial(moved.load, [lowering.write(register, fragment.type, instruction) for register in flat])
+    return partial(moved.store, [lowering.read(register, fragment.type, instruction) for register in flat])
+
+
+@dataclass(frozen=True)
+class _Moved:
+    """A load or store of a fragment."""
+
+    index: int
+    space: str
+    fragment: Fragment
+    address: Read
+    apart: Read | None  # elements from row to row; None if the lanes give the addresses of rows
+
+    def _lanes(self, machine: Machine, piece: Piece) -> Any:
+        """The address of each lane for a piece; lanes beyond the rows of a matrix repeat the first."""
+        start, size = self.address(machine.registers), self.fragment.size
+        if self.apart is None:
+            return start
+        stride = self.apart(machine.registers).astype(np.int64)
+        rules = (stride * size, 16, "with {} bytes from row to row"), (start, 32, "at address {:#x}")
+        for value, rule, what in rules:
+            bad = np.flatnonzero(np.broadcast_to(value % rule != 0, (machine.threads,)))
+            if bad.size:
+                name = machine.kernel.instructions[self.index].opcode.name
+                does = f"executes {name} {what.format(int(machine.spread(value)[bad[0]]))}"
+                report_misuse(machine, self.index, bad, f"{does}: it must be a multiple of {rule} bytes")
+        major, minor = (
+            np.concatenate([part, np.repeat(part[:1], 32 - len(part))]) for part in (piece.major, piece.minor)
+        )
+        base, step = (machine.spread(value).reshape(-1, 32) for value in (start, stride))
+        return (base + (major * step + minor) * size).reshape(-1)
+
+    def load(self, writes: Sequence[Write], machine: Machine, mask: Mask) -> None:
+        """Load the pieces of the fragment to registers."""
+        fragment = self.fragment
+        parts: list[Any] = [None] * fragment.registers
+        for piece in fragment.pieces:
+            lanes = self._lanes(machine, piece)
+            if piece.matrices:
+                some = _some(machine, mask, piece)
+                rows = reach.rows(machine, self.index, self.space, lanes, some).reshape(machine.warps, 32, ROW // 4)
+                piece.put(loaded(rows[:, : len(piece.major)], piece.transposed), parts)
+            else:
+                kind, count = piece.dtype, len(piece.registers)
+                values = reach.load(machine, self.index, self.space, lanes, mask, kind, count, piece.width)
+                piece.put([value.reshape(machine.warps, 32) for value in values], parts)
+        filled = parts[: fragment.registers // fragment.copies] * fragment.copies
+        for write, value in zip(writes, filled, strict=True):
+            write(machine.registers, mask, value.reshape(-1).view(NUMPY[fragment.type]))
+
+    def store(self, reads: Sequence[Read], machine: Machine, mask: Mask) -> None:
+        """Store registers as the pieces of the fragment."""
+        parts = [machine.spread(read(machine.registers)).reshape(machine.warps, 32) for read in reads]
+        for piece in self.fragment.pieces:
+            lanes = self._lanes(machine, piece)
+            if piece.matrices:
+                rows = np.zeros((machine.warps, 32, ROW // 4), np.uint32)
+                rows[:, : len(piece.major)] = stored(parts, piece.transposed).view(np.uint32)
+                values = [np.ascontiguousarray(rows[..., word]).reshape(-1) for word in range(ROW // 4)]
+                some = _some(machine, mask, piece)
+                reach.store(machine, self.index, self.space, lanes, some, values, "u4", ROW, "stmatrix")
+            else:
+                values = [np.ascontiguousarray(value).view(piece.dtype).reshape(-1) for value in piece.get(parts)]
+                reach.store(machine, self.index, self.space, lanes, mask, values, piece.dtype, piece.width)
+
+
+def _some(machine: Machine, mask: Mask, piece: Piece) -> Mask:
+    """Return the mask of the lanes that give the address of a row; None for all."""
+    count = len(piece.major)
+    if count == 32:
+        return mask
+    every = np.tile(np.arange(32) < count, machine.warps)
+    return every if mask is None else every & mask
+
+
+def _count(opcode: Opcode) -> tuple[str, int]:
+    """A wmma.load or wmma.store counts as the machine instructions that ptxas makes of it."""
+    pieces = wmma_fragment(opcode).pieces
+    return "ldmatrix" if pieces[0].matrices else "st" if opcode.name == "wmma.store" else "ld", len(pieces)
+
+
+TABLE = {
+    "ldmatrix": Handler(step=_move, lanes="warp"),
+    "stmatrix": Handler(step=_move, lanes="warp"),
+    "wmma.load": Handler(step=_move, lanes="warp", count=_count),
+    "wmma.store": Handler(step=_move, lanes="warp", count=_count),
+}

@@ -1,4 +1,4 @@
-"""All instructions that are modelled: each file of them has a table, and stands here once; and how opcodes are read.
+"""All instructions that are modeled: each file of them has a table, and stands here once; and how opcodes are read.
 
 Also whether a program uses their results, or may throw them away: a shuffle at the end of a tree reads lanes outside
 its mask, and a condition after it drops what they return, as in
@@ -17,7 +17,7 @@ from functools import cache, lru_cache
 from itertools import takewhile
 from typing import TypeVar
 
-from gemmery_emulator import access, atomics, control, matrices, printing, textures
+from gemmery_emulator import access, atomics, control, fragments, printing, textures
 from gemmery_emulator.blackwell import tcgen05
 from gemmery_emulator.control import BARRIERS
 from gemmery_emulator.hopper import cluster, mbarrier, transfers, wgmma
@@ -26,7 +26,7 @@ from gemmery_emulator.ops import convert, floating, integer, logic, warp
 from gemmery_emulator.ptx import Instruction, Label, Opcode, PtxKernel, Register, Vector, names_of
 
 Form = TypeVar("Form")
-UNKNOWN = Traits()  # of an instruction that is not modelled
+UNKNOWN = Traits()  # of an instruction that is not modeled
 
 
 def merged(*tables: Mapping[str, Form]) -> dict[str, Form]:
@@ -44,14 +44,14 @@ def merged(*tables: Mapping[str, Form]) -> dict[str, Form]:
 COMPUTED: dict[str, Op] = merged(*(file.TABLE for file in (integer, logic, floating, convert, warp)))
 # Those that need the machine, by their names; barriers by their full opcodes.
 OTHERS: dict[str, Traits] = merged(
-    *(file.TABLE for file in (access, matrices, atomics, printing, textures, control)),
+    *(file.TABLE for file in (access, fragments, atomics, printing, textures, control)),
     *(file.TABLE for file in (mbarrier, transfers, wgmma, cluster, tcgen05)),
 )
 TABLE: dict[str, Traits] = merged(COMPUTED, OTHERS)
 
 
 def find(opcode: Opcode) -> Traits:
-    """Return what the table says of an instruction; UNKNOWN if it is not modelled."""
+    """Return what the table says of an instruction; UNKNOWN if it is not modeled."""
     return TABLE.get(opcode.spelling) or TABLE.get(opcode.name) or UNKNOWN
 
 

@@ -81,7 +81,7 @@ class LoweredKernel:
 def lowered(kernel: PtxKernel, faster: Faster | None = None) -> LoweredKernel:
     """Prepare a kernel; `faster` may replace functions, such as `exact.fma`, by others that give the same bits.
 
-    Raises EmulationError for an instruction that is not modelled.
+    Raises EmulationError for an instruction that is not modeled.
     """
     lowering = Lowering(kernel, faster or {})
     starts = _starts(kernel)

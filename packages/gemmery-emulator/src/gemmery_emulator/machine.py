@@ -73,7 +73,7 @@ class LaunchConfig:
         return self.cluster[0] * self.cluster[1] * self.cluster[2]
 
 
-def unravelled(index: Any, shape: Dims) -> tuple[Any, Any, Any]:
+def unraveled(index: Any, shape: Dims) -> tuple[Any, Any, Any]:
     """The coordinates of numbers of blocks or threads, as (x, y, z)."""
     x, y, z = shape
     return index % x, index // x % y, index // (x * y) % max(z, 1)
@@ -239,8 +239,8 @@ class Observer:
         copy that writes, "lands" for its end.
         """
 
-    def initialised(self, machine: Machine, index: int, threads: Indices, addresses: Indices) -> None:
-        """Threads initialise mbarriers of 8 bytes in their blocks' shared memory."""
+    def initialized(self, machine: Machine, index: int, threads: Indices, addresses: Indices) -> None:
+        """Threads initialize mbarriers of 8 bytes in their blocks' shared memory."""
 
     def mbarrier(self, machine: Machine, event: BarrierEvent) -> None:
         """Threads wait at mbarriers, pass them or arrive at them, or phases end."""

@@ -1,7 +1,7 @@
 """What the emulator knows of an instruction, and the meaning of one that only computes, from registers to registers.
 
 Modifiers are sorted by kind: state spaces, memory orders and scopes, lengths of vectors, hints to caches. Like ptxas,
-instructions accept them in any order, but only one of each kind. Caches are not modelled: their modifiers are checked,
+instructions accept them in any order, but only one of each kind. Caches are not modeled: their modifiers are checked,
 and change neither a value nor a count.
 """
 

@@ -67,7 +67,7 @@ def formatted(text: str, following: Callable[[str], Any], string: Callable[[int]
         width = str(int(following("i4"))) if width == "*" else width
         wide = max(abs(int(width or 0)), int(precision or 0))
         if wide > WIDEST:
-            raise EmulationError(f"printf: {match[0]} pads to {wide:,} characters; {WIDEST:,} at most are modelled")
+            raise EmulationError(f"printf: {match[0]} pads to {wide:,} characters; {WIDEST:,} at most are modeled")
         before = f"%{flags}{width}" + (f".{precision}" if match.group(3) is not None else "")
         if kind in "eEfFgG":
             return (before + kind) % float(following("f8"))
@@ -135,7 +135,7 @@ def _call(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     if name == "vprintf":
         return _printf(lowering, instruction, index)
     error = EmulationError(
-        f"a call of {name} ({instruction.line}) is not modelled: remove it for the emulator, for "
+        f"a call of {name} ({instruction.line}) is not modeled: remove it for the emulator, for "
         "example with #ifndef EMULATED and options=('-DEMULATED',) (-o -DEMULATED)"
     )
 

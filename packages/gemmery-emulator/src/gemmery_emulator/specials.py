@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmery_emulator.machine import Machine, unravelled
+from gemmery_emulator.machine import Machine, unraveled
 
 TIMER = "%globaltimer"  # constant; the CUDA library reads it to limit its waits
 CLOCKS = {"%clock": "u4", "%clock64": "u8"}  # the only ones that change: the instructions that warps ran so far
@@ -22,7 +22,7 @@ AXES = {".x": 0, ".y": 1, ".z": 2}
 
 
 def value(machine: Machine, name: str) -> Any:
-    """Return the address of a variable, or the value of a special register that is modelled."""
+    """Return the address of a variable, or the value of a special register that is modeled."""
     variable = machine.kernel.variables.get(name)
     if variable is not None:
         outside = variable.space in ("global", "const")
@@ -39,13 +39,13 @@ def shared_bytes(machine: Machine, names: Container[str]) -> int:
     return -(-size // 128) * 128 + GROUPS if GROUPS_AT in names else size
 
 
-def is_modelled(name: str) -> bool:
-    """Whether a special register is modelled: hardware identifiers and performance counters are not."""
+def is_modeled(name: str) -> bool:
+    """Whether a special register is modeled: hardware identifiers and performance counters are not."""
     return name in _PLAIN or (name[:-2] in _BY_AXIS and name[-2:] in AXES)
 
 
 def names() -> tuple[str, ...]:
-    """The special registers that are modelled; those with three axes without the axis."""
+    """The special registers that are modeled; those with three axes without the axis."""
     return tuple(sorted((*_BY_AXIS, *_PLAIN)))
 
 
@@ -62,7 +62,7 @@ def _thread(machine: Machine) -> Any:
 
 
 def _ctaid(machine: Machine, axis: int) -> Any:
-    return np.repeat(unravelled(machine.block_ids, machine.launch.grid)[axis], machine.block_threads)
+    return np.repeat(unraveled(machine.block_ids, machine.launch.grid)[axis], machine.block_threads)
 
 
 def _workspace(machine: Machine, half: int) -> int:
@@ -76,7 +76,7 @@ def _lane(machine: Machine) -> Any:
 
 
 _BY_AXIS: dict[str, Callable[[Machine, int], Any]] = {
-    "%tid": lambda machine, axis: unravelled(_thread(machine), machine.launch.block)[axis],
+    "%tid": lambda machine, axis: unraveled(_thread(machine), machine.launch.block)[axis],
     "%ctaid": _ctaid,
     "%ntid": lambda machine, axis: machine.launch.block[axis],
     "%nctaid": lambda machine, axis: machine.launch.grid[axis],

@@ -64,8 +64,8 @@ def drop(registers: list[Any], mask: Mask, value: Any) -> None:
 
 
 def refused(instruction: Instruction, what: str = "instruction") -> EmulationError:
-    """Return the error for an instruction that is not modelled."""
-    return EmulationError(f"{what} {instruction.text!r} ({instruction.line}) is not modelled: {WAYS_OUT}")
+    """Return the error for an instruction that is not modeled."""
+    return EmulationError(f"{what} {instruction.text!r} ({instruction.line}) is not modeled: {WAYS_OUT}")
 
 
 class Lowering:
@@ -104,7 +104,7 @@ class Lowering:
             case Immediate(bits, type_):
                 value = constant(bits, type_, dtype)
                 return lambda _: value
-            case Special(name) if not specials.is_modelled(name):
+            case Special(name) if not specials.is_modeled(name):
                 return partial(_raise, refused(instruction, f"special register {name} of"))
             case Special(name):
                 wide = name.endswith("64") or name in ("%globaltimer",)
@@ -222,7 +222,7 @@ class Handler(Traits):
     """
 
     step: Lower
-    spelled: re.Pattern[str] | None = None  # its opcodes; None if `step` refuses those that are not modelled
+    spelled: re.Pattern[str] | None = None  # its opcodes; None if `step` refuses those that are not modeled
     operands: tuple[int, ...] = ()  # how many it may have; empty if `step` refuses other numbers
     count: Callable[[Opcode], tuple[str, int]] | None = None  # `kind` and `issues`, if they depend on the modifiers
 

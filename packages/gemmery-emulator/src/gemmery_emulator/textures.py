@@ -185,7 +185,7 @@ def decoded(machine: Machine, handle: int) -> Texture | None:
 
 
 def _sides(opcode: Opcode) -> int:
-    """The dimensions of a texture instruction, 0 if it is not modelled."""
+    """The dimensions of a texture instruction, 0 if it is not modeled."""
     return {"1d": 1, "2d": 2}.get(opcode.modifiers[0] if opcode.modifiers else "", 0)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
 from gemmery.errors import ArgumentError, CompileError
 from gemmery_emulator.kernels.kernel import emulate
+from gemmery_emulator.kernels.source_kernels import kernels_of
 
 KERNEL = '#include "{header}"\n__global__ void f(int* x) {{ x[threadIdx.x] = VALUE; }}\nint main() {{}}\n'
 
@@ -98,3 +101,151 @@ def test_what_nvcc_takes(tmp_path, text):
     file = tmp_path / "k.cu"
     file.write_text(text)
     assert value_of(file) == 7
+
+
+def warned(file, kernel="f"):
+    """The value that a kernel writes, and what its run warns of."""
+    x = np.zeros(4, np.int32)
+    run = emulate(file, kernel, 1, 4, [x])
+    assert (x == x[0]).all()
+    return int(x[0]), [str(each) for each in run.warnings]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ("#ifdef GPU", "#endif", "GPU is not defined, and counts as 1"),
+        ("#if defined(GPU) && !defined(OTHER)", "#endif", "GPU is not defined"),
+        ("#if WIDTH == 3", "#endif", "WIDTH is not defined, and counts as 3"),
+        ("#ifndef GPU\n#else", "#endif", "GPU is not defined"),
+        ("#if defined(FIRST) || defined(SECOND)", "#endif", "FIRST is not defined"),
+        ("#ifdef __CUDACC__", "#endif", ""),
+        ("#if CUDART_VERSION >= 11000", "#endif", ""),
+        ("#ifdef OTHER\n#error\n#else", "#endif", ""),
+    ],
+)
+def test_a_kernel_between_if_and_endif(tmp_path, before, after, says):
+    file = tmp_path / "k.cu"
+    file.write_text(f"{before}\n__global__ void f(int* x) {{ x[threadIdx.x] = 7; }}\n{after}\nint main() {{}}\n")
+    value, warnings = warned(file)
+    assert value == 7
+    assert [says in each for each in warnings] == [True] * bool(says)
+
+
+def test_what_if_0_leaves_out_is_no_kernel():
+    assert kernels_of("#if 0\n__global__ void old() {}\n#else\n__global__ void f() {}\n#endif") == {"f": ("f",)}
+
+
+def test_overloads_are_named_by_their_parameters():
+    text = """#include <iostream>
+    __global__ void f(int* x, int n) { x[threadIdx.x] = n; }
+    __global__ void f(const int* y, int* x) { x[threadIdx.x] = 2; }
+    int main() {}"""
+    assert kernels_of(text)["f"] == ("f(int*, int)", "f(const int*, int*)")
+    x = np.zeros(4, np.int32)
+    emulate(text, "f(int*, int)", 1, 4, [x, 9])
+    assert x.tolist() == [9] * 4
+    emulate(text, "f(const int*, int*)", 1, 4, [x.copy(), x])
+    assert x.tolist() == [2] * 4
+    with pytest.raises(ArgumentError, match=r"f\(const int\*, int\*\)"):
+        emulate(text, "f", 1, 4, [x, 9])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # std::sqrt() of the library for devices is another function than sqrt()
+        (
+            "#include <complex>\nusing namespace std;\n__global__ void f(int* x) {\n"
+            "  complex<float> one(1, 2);\n  x[threadIdx.x] = sqrt(25.0) + one.imag() + min(0.0f, cosf(0)); }\n"
+        ),
+        (
+            "#include <utility>\nusing namespace std;\n__global__ void f(int* x) {\n"
+            "  pair<int, int> both = make_pair(3, 4);\n  x[threadIdx.x] = both.first + both.second * fabs(-1.0); }\n"
+        ),
+        (
+            "#include <thrust/version.h>\n#include <thrust/sort.h>\n#if THRUST_VERSION < 100500\n#error\n#endif\n"
+            "__global__ void f(int* x) { x[threadIdx.x] = 7; }\n"
+        ),
+        (
+            "#include <iostream>\nstatic const float WHOLE = 14;\nstatic const float HALF = WHOLE / 2;\n"
+            "const double TABLE[2] = {0, 1};\n"
+            "__global__ void f(int* x) { const float factor = TABLE[1]; x[threadIdx.x] = HALF * factor; }\n"
+        ),
+    ],
+)
+def test_what_nvcc_takes_of_the_library(tmp_path, text):
+    file = tmp_path / "k.cu"
+    file.write_text(f"{text}int main() {{}}\n")
+    assert value_of(file) == 7
+
+
+def test_a_part_of_another_file(tmp_path):
+    (tmp_path / "all.cu").write_text('#define VALUE 7\n__constant__ int more;\n#include "parts/k.cu"\nint main() {}\n')
+    (tmp_path / "parts").mkdir()
+    file = tmp_path / "parts/k.cu"
+    file.write_text("__global__ void f(int* x) { x[threadIdx.x] = VALUE + more; }\n")
+    value, warnings = warned(file)
+    assert value == 7
+    assert len(warnings) == 1
+    assert "as a part of all.cu, which includes it" in warnings[0]
+    (tmp_path / "other.cu").write_text('#include "parts/k.cu"\n')  # of two files neither is taken
+    with pytest.raises(CompileError, match="VALUE"):
+        value_of(tmp_path / "parts/k.cu")
+
+
+@pytest.mark.parametrize(
+    ("build", "text", "value"),
+    [
+        ({"Makefile": "all:\n\tnvcc -O3 -DVALUE=6 k.cu\n"}, "", 6),
+        ({"CMakeLists.txt": "target_compile_definitions(k PRIVATE VALUE=5 MORE)\n"}, "", 5),
+        ({"k.vcxproj": "<PreprocessorDefinitions>_DEBUG;VALUE=4;%(More)</PreprocessorDefinitions>"}, "", 4),
+        (
+            {"Makefile": "SIDE=-DSIDE8\nifeq ($(N),4)\nSIDE=-DSIDE4\nendif\n"},
+            "#if defined(SIDE4)\n#define VALUE 4\n#elif defined(SIDE8)\n#define VALUE 8\n#endif\n",
+            8,
+        ),
+        (
+            {"setup.py": "args = ['-DUSE_TEN']\n"},
+            '#if !defined(USE_TEN) && !defined(USE_TWO)\n#error "name one"\n#endif\n#define VALUE 10\n',
+            10,
+        ),
+    ],
+)
+def test_macros_of_the_build(tmp_path, build, text, value):
+    for name, words in build.items():
+        (tmp_path / name).write_text(words)
+    file = tmp_path / "k.cu"
+    file.write_text(
+        f"#include <iostream>\n{text}__global__ void f(int* x) {{ x[threadIdx.x] = VALUE; }}\nint main() {{}}\n"
+    )
+    written, warnings = warned(file)
+    assert written == value
+    assert len(warnings) == 1
+    assert re.search(rf"-D\w+=\w+: taken from the project's build \({next(iter(build))}, line \d", warnings[0])
+
+
+def test_headers_of_a_library_that_no_parser_can_cut(tmp_path):
+    for folder, value in (("one", 3), ("two", 4)):  # two headers of one name, each included from beside it
+        (tmp_path / "lib" / folder).mkdir(parents=True)
+        (tmp_path / "lib" / folder / "common.h").write_text(f"#define {folder.upper()} {value}\n")
+        (tmp_path / "lib" / folder / "all.h").write_text('#include "common.h"\n')
+    file = tmp_path / "k.cu"
+    file.write_text(
+        "#include <one/all.h>\n#include <two/all.h>\n#include <iostream>\n"
+        "__global__ void f(int* x) { x[threadIdx.x] = std::remove_extent_t<int[3]>(ONE) + TWO; }\n"
+    )
+    x = np.zeros(4, np.int32)
+    emulate(file, "f", 1, 4, [x], options=(f"-I{tmp_path / 'lib'}",))
+    assert x.tolist() == [7] * 4
+
+
+def test_ptx_that_ends_with_a_zero_byte(tmp_path):  # as CuTe DSL keeps it
+    text = """.version 8.0\n.target sm_80\n.address_size 64
+    .visible .entry f(.param .align 8 .b8 f_param_0[8]) { .reg .b64 %a; .reg .b32 %i;
+      ld.param.b64 %a, [f_param_0]; mov.u32 %i, 7; st.global.u32 [%a], %i; ret; }\n\0"""
+    (tmp_path / "f.ptx").write_text(text)
+    for source in (text, tmp_path / "f.ptx"):
+        x = np.zeros(4, np.int32)
+        emulate(source, "f", 1, 1, [(x,)])  # a tensor whose shape is known is a struct with its address
+        assert x.tolist() == [7, 0, 0, 0]

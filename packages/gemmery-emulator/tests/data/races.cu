@@ -47,7 +47,7 @@ KERNEL(place_of_a_match) {
   if (T % 5 == 1) EITHER(n[0] = I, atomicMax(n, I));
 }
 
-// 1 x 64: a scan in global memory reads what a neighbour just replaced.
+// 1 x 64: a scan in global memory reads what a neighbor just replaced.
 KERNEL(scan_in_global_memory) {
   y[T] = x[T];
   __syncthreads();
@@ -146,8 +146,8 @@ KERNEL(fence_is_no_barrier) {
   y[64 + T] = y[T ^ 32];
 }
 
-// 1 x 64: phases of a sort of neighbours without a barrier between.
-KERNEL(sort_of_neighbours) {
+// 1 x 64: phases of a sort of neighbors without a barrier between.
+KERNEL(sort_of_neighbors) {
   for (int phase = 0; phase < 4; ++phase) {
     int i = 2 * T + phase % 2;
     float a = y[i], b = y[i + 1];
@@ -166,7 +166,7 @@ KERNEL(wave) {
 KERNEL(pointers_followed) { n[I] = (n + EITHER(0, 1000))[(I * 5 + 1) % 128]; }
 
 // 2 x 64: each thread adds to its own and to the next element.
-KERNEL(scattered_to_neighbours) {
+KERNEL(scattered_to_neighbors) {
   EITHER(y[I] += x[I], y[2 * I] += x[I]);
   EITHER(y[I + 1] += x[I], y[2 * I + 1] += x[I]);
 }

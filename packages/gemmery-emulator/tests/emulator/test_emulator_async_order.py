@@ -134,21 +134,21 @@ def test_an_arrival_that_its_block_waits_for_or_that_all_meet_after(wait, last, 
 
 
 @pytest.mark.parametrize("seed", [None, 1])
-def test_an_mbarrier_of_another_block_that_may_not_be_initialised(seed):
+def test_an_mbarrier_of_another_block_that_may_not_be_initialized(seed):
     """A barrier of the own block says nothing about the other one's."""
     found = findings(handed_over(first="__syncthreads();"), np.zeros(64, np.uint32), blocks=4, cluster=2, seed=seed)
     assert kinds(found) == {"misuse"}
     told = [one.message for one in found]
-    assert any("may not have initialised it yet" in one or "not initialised" in one for one in told)
+    assert any("may not have initialized it yet" in one or "not initialized" in one for one in told)
 
 
-def test_an_mbarrier_that_is_initialised_after_the_block_arrived_at_the_barrier():
+def test_an_mbarrier_that_is_initialized_after_the_block_arrived_at_the_barrier():
     """Others pass the cluster's barrier, and yet may be too early."""
     arrive, wait = (f'asm volatile("barrier.cluster.{what}.aligned;" ::: "memory");' for what in ("arrive", "wait"))
     body = f"{arrive} if (i == 0) {{ {INIT} }} __syncthreads(); {wait} {MAP.format(what='done')}"
     found = findings(f"{body} if (i == 0) {{ {ARRIVE} }} wait(done, 0);", np.zeros(64, np.uint32), 4, cluster=2)
     assert kinds(found) == {"misuse"}
-    assert "may not have initialised it yet" in found[0].message
+    assert "may not have initialized it yet" in found[0].message
 
 
 @pytest.mark.parametrize("seed", [None, 1])

@@ -294,7 +294,7 @@ def test_what_is_no_atomic_is_refused(opcode):
         ".version 8.4\n.target sm_90\n.address_size 64\n.visible .entry f(.param .u64 p)"
         f"{{ .reg .b64 %rd1; .reg .b32 %r<4>; ld.param.u64 %rd1, [p]; {opcode} %r1, [%rd1], %r2; ret; }}"
     )
-    with pytest.raises(gm.EmulationError, match=rf"{opcode}.*\(ptx:4\) is not modelled"):
+    with pytest.raises(gm.EmulationError, match=rf"{opcode}.*\(ptx:4\) is not modeled"):
         gm.emulate(text, "f", 1, 32, [np.zeros(4, np.uint32)])
 
 

@@ -58,5 +58,5 @@ def test_half_precision_rounds_each_sum():
 def test_a_missing_fence_and_another_operation_are_told():
     x, y = np.ones((2, 64), np.float32)
     assert [each.kind for each in summed(x, y, "float", "add.f32", fence="").findings] == ["misuse"]
-    with pytest.raises(EmulationError, match=r"min.*is not modelled"):
+    with pytest.raises(EmulationError, match=r"min.*is not modeled"):
         summed(x.view(np.int32), y.view(np.int32), "int", "min.s32")

@@ -170,13 +170,13 @@ def test_the_time_is_at_least_that_of_every_unit():
 
 
 def test_a_timeline_is_drawn_and_refused_as_a_prediction_is():
-    from gemmery_emulator.pages.pictures.warps import MOST, warps_picture
+    from gemmery_emulator.pages.pictures.timeline import MOST_WARPS, warps_picture
 
     run = gm.emulate(COPY, "f", 2000, 256, [np.zeros(2000 * 256, np.float32), np.zeros(256, np.float32)], check=False)
     timeline = run.timeline("a100")
     plot = warps_picture(timeline)
-    assert f"{len(timeline.rows()) - MOST} more warps are not drawn" in plot.caption
-    assert plot.svg.count("clocks</title>") >= MOST
+    assert f"{len(timeline.rows()) - MOST_WARPS} more warps are not drawn" in plot.caption
+    assert plot.svg.count("clocks</title>") >= MOST_WARPS
     assert timeline.card == "a100"
     assert timeline.clock == pipes_of("a100")[0].clock
     alone = gm.emulate(COPY, "f", 1, 256, [np.zeros(256, np.float32), np.zeros(256, np.float32)])

@@ -74,7 +74,7 @@ def moved(addresses, mask=None, width=4, kind="ld", index=LOAD):
 
 
 def test_global_traffic():
-    """Requests, sectors and bytes, of neighbours, of a stride, of one address, and of some lanes."""
+    """Requests, sectors and bytes, of neighbors, of a stride, of one address, and of some lanes."""
     threads = np.arange(128)
     assert accessed(moved(4 * threads)).counts().global_.loads == Traffic(4, 16, 512)
     assert accessed(moved(32 * threads)).counts().global_.loads == Traffic(4, 128, 512)

@@ -35,7 +35,7 @@ FAULTS = {
     "ring_overwritten": ("race", 1, ONE, [floats(128), floats(512), np.int32(4)]),
     "wait_without_barrier": ("race", 1, ONE, [floats(128), floats(128)]),
     "warps_race": ("race", 1, ONE, [floats(1), floats(128)]),
-    "narrow_neighbours": ("race", 1, ONE, [np.zeros(128, np.uint8), np.arange(128, dtype=np.uint8)]),
+    "narrow_neighbors": ("race", 1, ONE, [np.zeros(128, np.uint8), np.arange(128, dtype=np.uint8)]),
     "missing_syncwarp": ("race", 1, ONE, [floats(128), floats(128)]),
     "atomic_and_store": ("race", 1, ONE, [np.zeros(128, np.int32)]),
     "producer_consumer": ("race", 1, ONE, [floats(128), floats(128), np.int32(1)]),
@@ -54,7 +54,7 @@ FAULTS = {
     "warp_through_global": ("race", 1, ONE, [floats(128), floats(128)]),
     "plain_poll": ("race", 3, ONE, [np.zeros(384, np.int32), np.zeros(1, np.int32)]),
     "lax_wait": ("not landed", 1, ONE, [floats(128), floats(256)]),
-    "uninitialised": ("uninitialised", 1, SIDE, [floats(1024), floats(1024)]),
+    "uninitialized": ("uninitialized", 1, SIDE, [floats(1024), floats(1024)]),
     "off_by_one_global": ("out of bounds", 2, ONE, [floats(200), np.int32(200)]),
     "off_by_one_shared": ("out of bounds", 1, ONE, [floats(128), floats(128)]),
     "off_by_one_local": ("out of bounds", 1, ONE, [floats(128), np.arange(8, dtype=np.int32)]),
@@ -155,8 +155,8 @@ def test_a_message_says_who_where_and_what_to_do():
         f"{SOURCE}:9: out of bounds: thread 72 of block 1 writes 4 bytes at address 0x1320, ending 4 bytes "
         "beyond the 800 of argument 0; bound the index, or allocate more"
     )
-    assert message("uninitialised").startswith(
-        f"{SOURCE}:10: uninitialised: thread (31, 0, 0) of block 0 reads byte 128 of shared memory (tile, "
+    assert message("uninitialized").startswith(
+        f"{SOURCE}:10: uninitialized: thread (31, 0, 0) of block 0 reads byte 128 of shared memory (tile, "
     )
     assert "__syncwarp()" in message("missing_syncwarp")
     assert "null pointer" in message("null_pointer")

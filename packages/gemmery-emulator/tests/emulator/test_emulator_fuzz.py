@@ -108,7 +108,7 @@ def test_an_instruction_with_other_operands_is_an_error_in_words_or_is_taken(way
 
 FOUND = {
     ".version\n.target sm_90\n.entry f() { ret; }": "",
-    ".entry f() { .reg .b65536 %r<2>; mov.b32 %r1, 1; ret; }": "registers of type .b65536 are not modelled",
+    ".entry f() { .reg .b65536 %r<2>; mov.b32 %r1, 1; ret; }": "registers of type .b65536 are not modeled",
     ".entry f() { .reg .b32 %r<2>; ld.global.u32 %r1, [_]; ret; }": "",
     ".entry f() { .reg .b32 %r<2>; mov.b32 %r1, _; ret; }": "the sink _ as a source",
     ".entry f() { .reg .b32 %r<2>; mov.b32 %r1, 99999999999999999999; ret; }": "a constant has at most 64 bits",
@@ -117,7 +117,7 @@ FOUND = {
     ".entry f() { .shared .align 3 .b8 x[4]; ret; }": "an alignment must be a power of two",
     ".entry f() { .local .b8 x[99999999999]; ret; }": "more than a device has",
     ".global .b8 x[9999999999999999]; .entry f() { ret; }": "more than a device has",
-    ".entry f() { .reg .b32 %r<2>; bra.sometimes %r1; ret; }": "is not modelled",
+    ".entry f() { .reg .b32 %r<2>; bra.sometimes %r1; ret; }": "is not modeled",
     ".entry f() { . ; ret; }": "",
     ".entry f() { .branchtargets a; ret; }": "has no name",
     ".entry f() { L: .branchtargets a; .branchtargets b; ret; }": "has no name",

@@ -68,9 +68,9 @@ def test_a_missing_commit_is_told():
     assert "wgmma.commit_group, which no thread executed" in findings[0]
 
 
-def test_sums_that_nobody_set_are_uninitialised_where_a_product_adds_to_them():
+def test_sums_that_nobody_set_are_uninitialized_where_a_product_adds_to_them():
     assert multiplied(waiting(0), "", init="", adds="k")[1] == []
-    assert any(finding.startswith("uninitialised") for finding in multiplied(waiting(0), "", init="")[1])
+    assert any(finding.startswith("uninitialized") for finding in multiplied(waiting(0), "", init="")[1])
 
 
 MMA = """
@@ -118,13 +118,13 @@ UNWRITTEN = {
 
 
 @pytest.mark.parametrize("name", UNWRITTEN)
-def test_what_a_thread_has_not_written_is_uninitialised(name):
+def test_what_a_thread_has_not_written_is_uninitialized(name):
     faulty, repaired = UNWRITTEN[name]
     x = np.arange(128, dtype=np.float32)
     assert gm.emulate(repaired, "f", 1, 32, [x, 4]).findings == ()
     if faulty is not None:
         kinds = {finding.kind for finding in gm.emulate(faulty, "f", 1, 32, [x, 4]).findings}
-        assert kinds == {"uninitialised"}
+        assert kinds == {"uninitialized"}
 
 
 @pytest.mark.parametrize("block", [8, 16, 24, 48])

@@ -145,7 +145,7 @@ def test_a_product_that_is_none_is_refused(opcode):
     """A shape or types that PTX does not have."""
     body = f".reg .b32 %r<9>; .reg .b64 %d<2>; {opcode} {{%r1}}, %d0, %d1, 1;"
     code = f".version 8.0\n.target sm_90a\n.entry f() {{ {body} }}"
-    with pytest.raises(EmulationError, match="not modelled"):
+    with pytest.raises(EmulationError, match="not modeled"):
         emulate(code, "f", 1, 128, [], arch=ARCH)
 
 

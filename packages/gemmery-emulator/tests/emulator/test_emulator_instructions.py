@@ -91,7 +91,7 @@ def test_an_instruction_that_needs_the_machine_is_one_entry(monkeypatch):
     run = gm.emulate(BODY.format("muster.loudly.u32 %r2;"), "f", 1, 1, [x])
     assert x.tolist() == [32]
     assert run.instructions["muster"] == 1
-    with pytest.raises(gm.EmulationError, match=r"instruction 'muster.quietly.u32 %r2' \(ptx:8\) is not modelled"):
+    with pytest.raises(gm.EmulationError, match=r"instruction 'muster.quietly.u32 %r2' \(ptx:8\) is not modeled"):
         gm.emulate(BODY.format("muster.quietly.u32 %r2;"), "f", 1, 1, [x])
 
 

@@ -345,10 +345,10 @@ def test_constants_parameters_and_addresses_of_variables():
         "frobnicate;",
     ],
 )
-def test_an_instruction_that_is_not_modelled_is_named_with_its_line(statement):
+def test_an_instruction_that_is_not_modeled_is_named_with_its_line(statement):
     x = np.arange(32, dtype=np.uint32)
     opcode = statement.removeprefix("@%p1 ").split()[0].rstrip(";")
-    with pytest.raises(gm.EmulationError, match=rf"{opcode}.*\(ptx:5\).*not modelled"):
+    with pytest.raises(gm.EmulationError, match=rf"{opcode}.*\(ptx:5\).*not modeled"):
         gm.emulate(ptx(statement), "f", 1, 32, [x])
     assert x.tolist() == list(range(32))
 
@@ -357,7 +357,7 @@ def test_an_instruction_that_is_not_modelled_is_named_with_its_line(statement):
 def test_a_special_register_without_a_value_is_refused_where_it_is_read(name):
     never = f"setp.eq.u32 %p1, %r1, 99; @!%p1 bra E;\nmov.u32 %r3, {name};\nE: st.global.u32 [%rd2], %r1;"
     assert threads(never) == list(range(32))
-    with pytest.raises(gm.EmulationError, match=rf"special register {name} of .*\(ptx:6\) is not modelled"):
+    with pytest.raises(gm.EmulationError, match=rf"special register {name} of .*\(ptx:6\) is not modeled"):
         threads(never.replace("99", "9"))
 
 

@@ -28,8 +28,8 @@ extern "C" __global__ void f(float* out) {{
     return emulate(code, "f", blocks, threads, [out], arch="sm_90a").findings
 
 
-def initialised(count):
-    """Thread 0 initialises; all see it."""
+def initialized(count):
+    """Thread 0 initializes; all see it."""
     return f"if (i == 0) {{ {INIT.format(count=count)} }} __syncthreads();"
 
 
@@ -50,18 +50,18 @@ def test_states_and_counts_are_those_of_the_isa():
 def test_an_mbarrier_orders_what_is_stored_before_and_loaded_behind():
     """Without a __syncthreads, in several blocks."""
     out = np.zeros(192, np.float32)
-    body = f"{initialised(64)} tile[i] = at; {ARRIVE} pass(barrier, 0); out[at] = tile[63 - i];"
+    body = f"{initialized(64)} tile[i] = at; {ARRIVE} pass(barrier, 0); out[at] = tile[63 - i];"
     assert launched(body, out) == ()
     assert out.tolist() == [64 * block + 63 - i for block in range(3) for i in range(64)]
 
 
 def test_a_wait_that_is_missing_is_a_race():
     """The same without the wait."""
-    body = f"{initialised(64)} tile[i] = at; {ARRIVE} out[at] = tile[63 - i];"
+    body = f"{initialized(64)} tile[i] = at; {ARRIVE} out[at] = tile[63 - i];"
     assert "race" in kinds(launched(body, np.zeros(192, np.float32)))
 
 
-def test_an_mbarrier_that_not_all_see_initialised_is_a_race():
+def test_an_mbarrier_that_not_all_see_initialized_is_a_race():
     """Without a barrier of the block between."""
     body = f"if (i == 0) {{ {INIT.format(count=64)} }} {ARRIVE}"
     found = launched(body, np.zeros(192, np.float32))
@@ -71,20 +71,20 @@ def test_an_mbarrier_that_not_all_see_initialised_is_a_race():
 
 def test_a_wait_for_the_other_parity_is_found():
     """It passes at once where the phase is not over, and waits for ever where it is."""
-    body = f"{initialised(64)} tile[i] = at; {ARRIVE} pass(barrier, 1); out[at] = tile[63 - i];"
+    body = f"{initialized(64)} tile[i] = at; {ARRIVE} pass(barrier, 1); out[at] = tile[63 - i];"
     assert kinds(launched(body, np.zeros(192, np.float32))) == {"deadlock"}
-    body = f"{initialised(64)} tile[i] = at; pass(barrier, 1); {ARRIVE} out[at] = tile[63 - i];"
+    body = f"{initialized(64)} tile[i] = at; pass(barrier, 1); {ARRIVE} out[at] = tile[63 - i];"
     assert "race" in kinds(launched(body, np.zeros(192, np.float32)))
 
 
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (f"if (i == 0) {{ {ARRIVE} }}", "not initialised"),
-        (f"{initialised(32)} {ARRIVE}", "expects no more arrivals"),
-        (f"{initialised(64)} if (i == 0) {{ {INVAL} {ARRIVE} }}", "not initialised: execute mbarrier.init first"),
-        (f"{initialised(0)}", "0 arrivals"),
-        (f"barrier += 4; {initialised(1)}", "multiple of 8"),
+        (f"if (i == 0) {{ {ARRIVE} }}", "not initialized"),
+        (f"{initialized(32)} {ARRIVE}", "expects no more arrivals"),
+        (f"{initialized(64)} if (i == 0) {{ {INVAL} {ARRIVE} }}", "not initialized: execute mbarrier.init first"),
+        (f"{initialized(0)}", "0 arrivals"),
+        (f"barrier += 4; {initialized(1)}", "multiple of 8"),
     ],
 )
 def test_misuse_is_found(body, words):
@@ -95,7 +95,7 @@ def test_misuse_is_found(body, words):
 
 
 def test_an_arrival_that_does_not_complete_is_refused():
-    """.noComplete is of sm_80 and not modelled."""
+    """.noComplete is of sm_80 and not modeled."""
     body = 'u64 s; asm volatile("mbarrier.arrive.noComplete.shared.b64 %0, [%1], 1;" : "=l"(s) : "r"(barrier));'
     with pytest.raises(EmulationError, match="noComplete"):
         launched(body, np.zeros(192, np.float32))
@@ -104,7 +104,7 @@ def test_an_arrival_that_does_not_complete_is_refused():
 def test_many_blocks_wait_on_their_own():
     """Each block's threads go through as many phases as the block's number says."""
     out = np.zeros(64 * 40, np.float32)
-    body = f"""{initialised(64)}
+    body = f"""{initialized(64)}
   for (u32 round = 0; round <= blockIdx.x; ++round) {{
     {ARRIVE} pass(barrier, round & 1);
     out[at] += 1;

@@ -59,7 +59,7 @@ def test_what_it_moves_and_computes_is_counted():
 
 
 FOUND = {
-    "PARITY": "not landed or uninitialised",  # as the copy has begun or not
+    "PARITY": "not landed or uninitialized",  # as the copy has begun or not
     "SMALL_EXPECT": "not landed",
     "NO_EMPTY_WAIT": "race",
     "NO_FENCE": "misuse",

@@ -22,7 +22,7 @@ class Pairs:
         self.accesses = []  # (byte, thread, epoch, kind, index)
 
     def meet(self, threads):
-        """These threads synchronise."""
+        """These threads synchronize."""
         self.clocks[threads, threads] += 1
         self.clocks[threads] = self.clocks[threads].max(axis=0)
 
@@ -54,7 +54,7 @@ def detected(history, told, kind, index, addresses, threads, width):
     does(index, np.array(addresses), np.array(threads), width)
     history.settle()
     return {
-        (byte, None if what == "uninitialised" else int(stamp) >> INDEX_AT & INDEX)
+        (byte, None if what == "uninitialized" else int(stamp) >> INDEX_AT & INDEX)
         for what, _, _, places, stamps in told
         for place, stamp in zip(places.tolist(), stamps.tolist(), strict=True)
         for byte in range(place, place + (1 << history._shift))

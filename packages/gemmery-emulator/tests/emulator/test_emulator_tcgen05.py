@@ -317,7 +317,7 @@ def test_a_commit_waits_for_what_its_thread_started_before():
     assert (faulty("AFTER_COMMIT")[1] == 16).all()
 
 
-# ---- what is not modelled ----
+# ---- what is not modeled ----
 
 COPY = "cp.async.bulk.tensor.1d.shared::cluster.global.mbarrier::complete_tx::bytes"
 REFUSED = {
@@ -334,14 +334,15 @@ REFUSED = {
 }
 
 
-def test_no_time_is_predicted_for_a_card_without_tensor_memory():
+def test_no_time_is_predicted_of_tensor_memory():
     out = np.zeros((128, 2), np.uint32), np.zeros((128, 4), np.uint32)
-    with pytest.raises(EmulationError, match=r"tensor memory \(tcgen05\), which h200 does not have"):
-        predicted_run(run("packed", *out), "h200")
+    for card in ("h200", "b200"):
+        with pytest.raises(EmulationError, match=r"tensor memory \(tcgen05\), whose times are not predicted"):
+            predicted_run(run("packed", *out), card)
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_what_is_not_modelled_is_refused_in_words(text):
+def test_what_is_not_modeled_is_refused_in_words(text):
     ptx = f""".version 8.8
 .target sm_100a
 .address_size 64
@@ -350,6 +351,6 @@ def test_what_is_not_modelled_is_refused_in_words(text):
   {text}
   ret;
 }}"""
-    with pytest.raises(EmulationError, match=r"is not modelled") as error:
+    with pytest.raises(EmulationError, match=r"is not modeled") as error:
         emulate(ptx, "f", 1, 32, (), arch=ARCH)
     assert REFUSED[text] in str(error.value)

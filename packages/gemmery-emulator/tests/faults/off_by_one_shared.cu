@@ -1,4 +1,4 @@
-// The last thread reads its neighbour's element, which is beyond the tile.
+// The last thread reads its neighbor's element, which is beyond the tile.
 __global__ void off_by_one_shared(float* out, const float* in) {
   __shared__ float tile[128];
   int t = threadIdx.x;

@@ -1,4 +1,4 @@
-"""gm.emulate: how a kernel is named, what is not modelled, what a run tells."""
+"""gm.emulate: how a kernel is named, what is not modeled, what a run tells."""
 
 import doctest
 import re
@@ -225,18 +225,18 @@ def test_a_source_that_cannot_be_read_is_refused(tmp_path):
             gm.emulate(path, "f", 1, 1, [X])
 
 
-# ---- what is not modelled ----
+# ---- what is not modeled ----
 
 
 REFUSED = {
     'int a; asm volatile("mov.u32 %0, %%smid;" : "=r"(a)); z[0] = a;': "special register %smid of .*kernel.cu:1",
     'int a = 1; asm volatile("vabsdiff4.u32.u32.u32.add %0, %0, %0, %0;" : "+r"(a)); z[0] = a;': (
-        r"instruction 'vabsdiff4.*kernel.cu:1\) is not modelled: put plain C.. in its place"
+        r"instruction 'vabsdiff4.*kernel.cu:1\) is not modeled: put plain C.. in its place"
     ),
-    "z[0] = (long long)malloc(8);": r"a call of malloc \(kernel.cu:1\) is not modelled: .*-DEMULATED",
-    "z[0] = tex3D<float>((cudaTextureObject_t)z[0], 0, 0, 3);": r"instruction 'tex.3d.*kernel.cu:1\) is not modelled",
-    "z[0] = fib(z[0]);": "calls itself: recursion is not modelled; use a loop",
-    "z[0] = table[z[0] & 1](z[0]);": r"a call of \w*one\w* by itself \(kernel.cu:1\) is not modelled",
+    "z[0] = (long long)malloc(8);": r"a call of malloc \(kernel.cu:1\) is not modeled: .*-DEMULATED",
+    "z[0] = tex3D<float>((cudaTextureObject_t)z[0], 0, 0, 3);": r"instruction 'tex.3d.*kernel.cu:1\) is not modeled",
+    "z[0] = fib(z[0]);": "calls itself: recursion is not modeled; use a loop",
+    "z[0] = table[z[0] & 1](z[0]);": r"a call of \w*one\w* by itself \(kernel.cu:1\) is not modeled",
 }
 BEFORE = {
     "fib": "__device__ __noinline__ int fib(int n) { return n < 2 ? 1 : fib(n - 1) + fib(n - 2); } ",
@@ -246,7 +246,7 @@ BEFORE = {
 
 
 @pytest.mark.parametrize("statement", REFUSED)
-def test_what_is_not_modelled_is_an_error_with_its_line(statement):
+def test_what_is_not_modeled_is_an_error_with_its_line(statement):
     before = next((text for name, text in BEFORE.items() if name in statement), "")
     z = np.full(1, 7, np.int64)
     with pytest.raises(gm.EmulationError, match=REFUSED[statement]):

@@ -178,7 +178,7 @@ def test_an_error_leaves_arrays_as_they_were():
     code = """__global__ void f(long long* z) { z[threadIdx.x] = 1; __syncthreads();
       int at; if (blockIdx.x == 1) { asm volatile("mov.u32 %0, %%smid;" : "=r"(at)); z[threadIdx.x] = at; } }"""
     z = np.zeros(64, np.int64)
-    with pytest.raises(gm.EmulationError, match=r"special register %smid of .*\(kernel.cu:2\) is not modelled"):
+    with pytest.raises(gm.EmulationError, match=r"special register %smid of .*\(kernel.cu:2\) is not modeled"):
         gm.emulate(code, "f", 2, 64, [z])
     assert not z.any()
     gm.emulate(code, "f", 1, 64, [z])  # it is not reached
@@ -233,7 +233,7 @@ LAUNCHES = {
         {"arch": "hopper"},
         "arch='hopper': .*such as 'sm_80'.*neither present nor known",
     ),
-    "a misspelt card": (PLAIN, (1, 1), {"arch": "rtx3009"}, "arch='rtx3009': .* did you mean 'rtx3090'"),
+    "a misspelled card": (PLAIN, (1, 1), {"arch": "rtx3009"}, "arch='rtx3009': .* did you mean 'rtx3090'"),
     "half a byte of shared memory": (DYNAMIC, (1, 1), {"shared": 1.5}, "shared=1.5: .* whole number >= 0"),
     "a negative seed": (PLAIN, (1, 1), {"seed": -1}, "seed=-1: pass a whole number >= 0, or None"),
     "a file by its name": ("kernel.cu", (1, 1), {}, "source='kernel.cu' cannot be read .*: pass the path of a file"),

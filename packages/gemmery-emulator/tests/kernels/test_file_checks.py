@@ -6,9 +6,11 @@ import re
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gemmery.errors import ArgumentError
+from gemmery_emulator.kernels import written_arguments
 from gemmery_emulator.kernels.file_checks import faults, faults_of, launches_of
 
 ROOT = Path(__file__).parents[4]
@@ -31,6 +33,7 @@ def file(tmp_path):
     return write
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize(
     ("text", "lines"),
     [
@@ -72,10 +75,15 @@ def test_the_forms_of_a_fault(file, capsys):
         faults([Path(__file__)])
 
 
-@pytest.mark.parametrize("text", ["// gemmery: --grid", "// gemmery: 4 5", "// gemmery: --seed 3"])
+@pytest.mark.parametrize("text", ["// gemmery: --grid", "// gemmery: 4 5", "// gemmery: --seed 3", "// gemmery: it's"])
 def test_launches_that_are_refused(text):
     with pytest.raises(ArgumentError, match="gemmery: "):
         launches_of(text)
+
+
+def test_a_size_of_shared_memory_that_is_none_is_a_fault_of_its_file(file):
+    (fault,) = faults_of(file(f"// gemmery: --shared 1k --arg f32[64]\n{RACE}"))
+    assert "--shared 1k" in str(fault)
 
 
 def test_what_the_hook_installs():
@@ -86,3 +94,12 @@ def test_what_the_hook_installs():
     assert named == {*extras["lab"], *extras["cuda"]} - {"gemmery[lab]"}
     action = (ROOT / ".github" / "actions" / "faults" / "action.yml").read_text()
     assert "gemmery faults --github -- " in action
+
+
+@pytest.mark.parametrize("name", ["x.npy", "x.npz", "cut.npz"])
+def test_damaged_files_of_arrays_are_refused(name, tmp_path):
+    np.savez(tmp_path / "whole.npz", k=np.ones(3))
+    data = {"x.npy": b"", "x.npz": b"PK\3\4junk", "cut.npz": (tmp_path / "whole.npz").read_bytes()[:99]}[name]
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ArgumentError, match="cannot be read"):
+        written_arguments.argument(f"{tmp_path / name}:k")

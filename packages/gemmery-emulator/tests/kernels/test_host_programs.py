@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gemmery.errors import ArgumentError, CompileError, InstallError
+from gemmery.errors import ArgumentError, CompileError, EmulationError, InstallError
 from gemmery_emulator.kernels import host_part, host_runtime
 from gemmery_emulator.kernels.command import emulate
 from gemmery_emulator.kernels.device_heap import DeviceHeap
@@ -16,6 +17,7 @@ from gemmery_emulator.kernels.device_part import program_of
 from gemmery_emulator.kernels.host_part import host_texts
 
 pytestmark = [
+    pytest.mark.sampled(2),
     pytest.mark.compiler,
     pytest.mark.skipif(not any(map(host_part.shutil.which, host_part.COMPILERS)), reason="there is no C++ compiler"),
 ]
@@ -278,10 +280,80 @@ def test_several_files(tmp_path, capfd):
         "int main() { int *x, y; cudaMalloc(&x, 4); k<<<1, 1>>>(x); cudaMemcpy(&y, x, 4, cudaMemcpyDeviceToHost); "
         'printf("%d", y + three()); }'
     )
+    host_runtime.run_program(file)  # the only file beside it that has it
+    (tmp_path / "third.c").write_text("int three() { return 5; }\n")
     with pytest.raises(CompileError, match=r"three.*--option other\.cpp"):
         host_runtime.run_program(file)
     host_runtime.run_program(file, options=(str(tmp_path / "other.cpp"),))
-    assert capfd.readouterr().out == "7"
+    assert capfd.readouterr().out == "77"
+
+
+def test_a_file_of_c_is_compiled_as_c(tmp_path, capfd):
+    (tmp_path / "clock.c").write_text("int new = 3;\nstatic int twice(int class) { return 2 * class; }\n"
+                                      "int\nticks(void)\n{ return twice(new); }\n")  # fmt: skip
+    file = tmp_path / "main.cu"
+    file.write_text(HEAD + 'extern "C" int ticks(void);\nint main() { printf("%d", ticks()); }')
+    host_runtime.run_program(file)
+    assert capfd.readouterr().out == "6"
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "while (go) {}",
+        "while (go) { std::vector<int> some(go * 1000); go = some.size() > 0; }",  # malloc() has locks
+        "while (go) usleep(100000);",
+        "while (go) cudaMemset(x, 0, 4);",
+    ],
+)
+def test_a_loop_of_the_host_that_does_not_end(loop, capfd):
+    program, out = run(
+        f"""#include <unistd.h>
+        __global__ void k(int* x) {{ *x = 1; }}
+        int main() {{ int* x; cudaMalloc(&x, 4); k<<<1, 1>>>(x); puts("before"); volatile int go = 1; {loop} }}""",
+        capfd=capfd,
+        seconds=0.2,
+    )
+    assert program.status == 128 + signal.SIGVTALRM
+    assert out == "before\n"
+    assert program.launches == {"k": 1}
+    (note,) = program.notes
+    assert "main() was ended after 0.2 seconds of its own code" in note
+    assert "--seconds" in note
+    assert run("int main() { return 3; }")[0].status == 3  # the next program runs
+
+
+def test_time_in_launches_is_not_the_hosts():
+    program, _ = run(
+        """__global__ void k(int* x) { for (int i = 0; i < 20000; i++) *x += i; }
+        int main() { int* x; cudaMalloc(&x, 4); k<<<1, 1>>>(x); return 5; }""",
+        seconds=0.05,
+    )
+    assert (program.status, program.notes) == (5, ())
+
+
+def test_launches_without_an_end(monkeypatch):
+    monkeypatch.setattr(host_runtime, "MOST_LAUNCHES", 20)
+    with pytest.raises(EmulationError, match="20 launches: a loop of main"):
+        run("__global__ void k() {} int main() { while (true) k<<<1, 1>>>(); }")
+
+
+def test_what_ran_is_not_said_to_be_left_out():
+    program, _ = run("int helper() { return 1; } __global__ void k() {} int main() { helper(); k<<<1, 1>>>(); }")
+    assert program.runs[0].left_out == ()
+    assert "not compiled" not in str(program.runs[0])
+
+
+def test_the_timers_of_samples(capfd):
+    run(
+        """#include <helper_timer.h>
+        int main() {
+          StopWatchLinux watch; watch.start(); watch.stop(); watch.start(); watch.stop();
+          StopWatchInterface* other; sdkCreateTimer(&other); sdkStartTimer(&other); sdkStopTimer(&other);
+          printf("%d", watch.getAverageTime() <= watch.getTime() && sdkGetTimerValue(&other) >= 0);
+        }""",
+    )
+    assert capfd.readouterr().out == "1"
 
 
 def test_refusals(monkeypatch):

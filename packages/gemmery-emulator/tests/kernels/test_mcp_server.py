@@ -119,6 +119,16 @@ def test_the_largest_difference_is_of_numbers_that_are_not_equal(fill, new, larg
     assert (answer["same_results"], answer["largest_difference"]) == (largest == 0, largest)
 
 
+def test_a_prediction_prints_nothing_and_bfloat16_is_shown_as_numbers(ask, capsys):
+    ask("predict", source=RACE, card="h200", **LAUNCH)
+    assert capsys.readouterr().out == ""  # which is the protocol's
+    halves = "__global__ void f(unsigned short* x) { x[1] = 0xc040; }"
+    answer = mcp_server.run(halves, "1", "1", ["bf16[3]=ones"])
+    assert answer["arrays"]["argument 0"] == [1, -3, 1]
+    other = mcp_server.diff(halves, halves.replace("0xc040", "0x3f80"), "1", "1", ["bf16[3]=ones"])
+    assert other["largest_difference"] == 4
+
+
 def test_a_path_that_cannot_be_one_is_refused():
     with pytest.raises(ArgumentError, match="cannot be read"):
         mcp_server.run("a\0b.cu", "1", "32", [])

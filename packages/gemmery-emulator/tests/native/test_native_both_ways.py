@@ -10,9 +10,11 @@ import pytest
 import gemmery as gm
 from gemmery.errors import EmulationError
 from gemmery_emulator.kernels.native import compiling
-from gemmery_emulator.kernels.native.engine import BlockEngine
+from gemmery_emulator.kernels.native.engine import BlockEngine, tell
 
 pytest.importorskip("cuda.bindings")
+UNSAID = "ignore:GEMMERY_EMULATOR=compiled:RuntimeWarning"
+pytestmark = pytest.mark.filterwarnings(UNSAID)
 
 N = 40
 # Kernels of blocks of 64 threads unless they say otherwise; x has 4,096 numbers, n is N.
@@ -55,25 +57,63 @@ PLAIN = {
     "a barrier in a branch of all": "for (int j = 0; j < n; j++) { if (n > 3) __syncthreads(); x[i] = j; }",
     "constant stores": "for (int j = 0; j < n; j++) { x[i] = 7; ((int*)x)[i + 1024] = 3; }",
 }
-ONLY_NUMPY = ("shuffles", "special functions", "clocks", "a switch", "early ends")  # a picture of a path, at first
+# Copies of so many bytes of y from a thread's place on, and the wait for all groups but the latest ones.
+COPIES = """
+#define COPY(TO, FROM, BYTES) asm volatile("cp.async.ca.shared.global [%0], [%1], " #BYTES ";" \\
+    :: "r"((unsigned)__cvta_generic_to_shared(TO)), "l"(FROM) : "memory")
+#define PART(TO, FROM, SIZE) asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" \\
+    :: "r"((unsigned)__cvta_generic_to_shared(TO)), "l"(FROM), "r"(SIZE) : "memory")
+#define COMMIT asm volatile("cp.async.commit_group;" ::: "memory")
+#define WAIT(N) asm volatile("cp.async.wait_group " #N ";" ::: "memory")
+"""
+PLAIN |= {
+    "votes": """int s = t; for (int j = 0; j < n; j++) { s += __ballot_sync(~0u, (s ^ j) & 4) & 255;
+        if (__any_sync(~0u, s > 9000)) s -= 9000;
+        s += __all_sync(~0u, s > j) - __all_sync(~0u, s == s + j); } x[i] = s;""",
+    "warp sums": """int s = t; for (int j = 0; j < n; j++) { s += __reduce_add_sync(~0u, s & 15) % 7;
+        s ^= __reduce_max_sync(~0u, s - 40) & 3; s -= __reduce_min_sync(~0u, (unsigned)s) % 5; } x[i] = s;""",
+    "all shuffles": """float s = t; for (int j = 0; j < n; j++) { s += __shfl_up_sync(~0u, s, j & 7) * 0.5f;
+        s -= __shfl_down_sync(~0u, s, j & 3, 8);
+        s = s * 0.5f + __shfl_sync(~0u, s, (t * 5 + j) & 31, 16); } x[i] = s;""",
+    "a warp of two": """float s = t; for (int j = 0; j < n; j++) { if (t < 32) s += __shfl_xor_sync(~0u, s, 3) * 0.5f;
+        else s -= y[t]; } x[i] = s;""",
+    "copies": """__shared__ float s[3][64]; COPY(&s[0][t], y + t, 4); COMMIT; float v = 0;
+        for (int j = 0; j < n; j++) { COPY(&s[(j + 1) % 3][t], y + t + (j & 63), 4); COMMIT; WAIT(1); __syncthreads();
+        v += s[j % 3][(t + 1) & 63]; __syncthreads(); } WAIT(0); x[i] = v;""",
+    "wide copies": """__shared__ float4 s[2][64]; float v = 0; PART(&s[0][t], y + 4 * t, 16); COMMIT;
+        for (int j = 0; j < n; j++) { PART(&s[~j & 1][t ^ 1], y + 4 * ((t + j) & 63), (t + j) & 1 ? 16 : 0); COMMIT;
+        WAIT(1); __syncthreads(); v += s[j & 1][63 - t].x + s[j & 1][t].w; __syncthreads(); } x[i] = v;""",
+    "short copies": """__shared__ float4 s[64]; float v = 0; for (int j = 0; j < n; j++) {
+        PART(&s[t], y + 4 * t, j == 20 ? 8 : 16); COMMIT; WAIT(0); v += s[t].x + s[t].w; } x[i] = v;""",
+    "copies of some": """__shared__ float s[64]; s[t] = 0; __syncthreads(); float v = 0; for (int j = 0; j < n; j++) {
+        if (t & 1) { COPY(&s[t], x + i, 4); COMMIT; WAIT(0); } v += s[t]; x[i] = v; } x[i] = v;""",
+}
+ONLY_NUMPY = ("special functions", "clocks", "a switch", "early ends")  # a picture of a path, at first
 FAULTY = {
     "a race": """__shared__ float s[64]; s[t] = t; __syncthreads(); float v = 0;
         for (int j = 0; j < n; j++) { v += s[(t + 32) & 63]; if (j == 20) s[t] = v; } x[i] = v;""",
     "one place": "__shared__ int s[4]; for (int j = 0; j < n; j++) s[t & 3] = t; __syncthreads(); x[i] = s[t & 3];",
     "equal stores": "__shared__ int s[4]; for (int j = 0; j < n; j++) s[0] = j; __syncthreads(); x[i] = s[0];",
-    "uninitialised": """__shared__ float s[64]; float v = 0; if (t < 60) s[t] = t; __syncthreads();
+    "uninitialized": """__shared__ float s[64]; float v = 0; if (t < 60) s[t] = t; __syncthreads();
         for (int j = 0; j < n; j++) v += s[j + 24 - n + t % n]; x[i] = v;""",
     "outside": "for (int j = 0; j < n; j++) x[i * 50 + j * 5] = j;",
     "outside shared": """__shared__ float s[64];
         for (int j = 0; j < n; j++) s[t + j - 20] = 1; __syncthreads(); x[i] = s[t];""",
     "misaligned": "for (int j = 0; j < n; j++) *(float*)((char*)x + 4 * i + (j == 30)) = j;",
-    "neighbours": "for (int j = 0; j < n; j++) x[i] = x[i + 1] + j;",
+    "neighbors": "for (int j = 0; j < n; j++) x[i] = x[i + 1] + j;",
     "blocks": "for (int j = 0; j < n; j++) { if (blockIdx.x == 1 && j == 30) x[3] = 1; x[i] = j; }",
     "broadcast then written": """float v = 0;
         for (int j = 0; j < n; j++) { v += x[j & 7]; if (j == 33 && t == 5) x[2] = v; } x[i + 64] = v;""",
     "a missing barrier": """__shared__ float s[64];
         for (int j = 0; j < n; j++) { s[t] = j; if (j != 25) __syncthreads();
         x[i] += s[63 - t]; __syncthreads(); }""",
+    "a copy in flight": """__shared__ float s[2][64]; COPY(&s[0][t], y + t, 4); COMMIT; float v = 0;
+        for (int j = 0; j < n; j++) { COPY(&s[~j & 1][t], y + t + j, 4); COMMIT; if (j == 20) WAIT(1); else WAIT(0);
+        __syncthreads(); v += s[~j & 1][t]; __syncthreads(); } x[i] = v;""",
+    "a copy of what changes": """__shared__ float s[64]; float v = 0; for (int j = 0; j < n; j++) {
+        COPY(&s[t], x + ((i + 1) & 63), 4); COMMIT; x[i] = j; WAIT(0); v += s[t]; } x[i] = v;""",
+    "a copy outside": """__shared__ float s[64]; for (int j = 0; j < n; j++) { COPY(&s[t], y + t + j * 110, 4); COMMIT;
+        WAIT(0); } x[i] = s[t];""",
     "an unwritten variable": "float v; for (int j = 0; j < n; j++) if (j > t) v += j; x[i] = v;",
 }
 
@@ -85,7 +125,7 @@ def both(monkeypatch):
     monkeypatch.setattr(BlockEngine, "run", lambda self, allowance: (ran.append(run(self, allowance)), ran[-1])[1])
 
     def emulated(body, blocks=3, threads=64, **options):
-        code = f"""extern "C" __global__ void f(float* x, const float* y, int n) {{
+        code = f"""{COPIES}extern "C" __global__ void f(float* x, const float* y, int n) {{
             int t = threadIdx.x, i = blockIdx.x * blockDim.x + t; {body} }}"""
         results = []
         for way in ("numpy", "compiled"):
@@ -161,6 +201,17 @@ def test_without_checks_and_in_another_order(name, both):
     first, second = both({**PLAIN, **FAULTY}[name], seed=3)
     assert told(first[1]) == told(second[1])
     assert second[2] == 0  # in a random order warps run one after the other, by NumPy
+
+
+POWERS = """float s = t; for (int j = 0; j < n; j++) asm volatile("ex2.approx.ftz.f32 %0, %0;" : "+f"(s)); x[i] = s;"""
+
+
+@pytest.mark.parametrize(("body", "reason"), [(POWERS, "code: ex2.approx.ftz.f32"), (PLAIN["early ends"], "registers")])
+def test_a_block_without_code_is_told_once(body, reason, both):
+    tell.cache_clear()
+    with pytest.warns(RuntimeWarning, match="f runs by NumPy") as warned:
+        assert [len(both(body, blocks=blocks)) for blocks in (4, 5)] == [2, 2]
+    assert [reason in str(each.message) for each in warned] == [True]
 
 
 def test_an_endless_loop_is_told(both):

@@ -53,10 +53,10 @@ def add_function(module: Module, name: str, spelling: str, constant: int | None,
     op = COMPUTED[spelling]
     code = emitter(spelling, HOST.has_fma)
     kinds = op.operands[: len(op.operands) - (constant is not None)]
-    pointers = tuple(("ptr", each) for each in ("out", "too", "a", "b", "c"))
+    pointers = tuple(("ptr", each) for each in ("out", "too", "a", "b", "c", "d"))
     with module.function(name, *pointers) as f, f.loop(0, COUNT, LANES) as i:
         operands = []
-        for kind, at in zip(kinds, "abc", strict=False):
+        for kind, at in zip(kinds, "abcd", strict=False):
             type_ = in_memory(kind)
             value = f.load(lanes(type_), f[at] + i * SIZES[type_])
             if NUMPY[kind] == "?":
@@ -115,8 +115,8 @@ def test_every_instruction_has_the_bits_of_numpy(functions):
         kinds = op.operands[: len(op.operands) - (constant is not None)]
         inputs = [values(kind, 7 * number + place) for place, kind in enumerate(kinds)]
         outs = [np.zeros(COUNT, NUMPY[kind]) for kind in (*op.results, "pred", "pred")][:2]
-        pointers = [x.ctypes.data for x in (*outs, *inputs, *inputs[:1] * (3 - len(inputs)))]
-        ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 5)(functions[f"f{number}"])(*pointers)
+        pointers = [x.ctypes.data for x in (*outs, *inputs, *inputs[:1] * (4 - len(inputs)))]
+        ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 6)(functions[f"f{number}"])(*pointers)
         extra = () if constant is None else (np.uint32(constant),)
         with np.errstate(all="ignore"):
             expected = [op.meaning(*inputs, *extra)]
@@ -125,7 +125,7 @@ def test_every_instruction_has_the_bits_of_numpy(functions):
         for out, right in zip(outs, expected, strict=False):
             assert np.asarray(right).dtype == out.dtype, spelling
             alike = out == right
-            if out.dtype.kind == "f":  # zeros have signs; the payloads of NaNs are not modelled
+            if out.dtype.kind == "f":  # zeros have signs; the payloads of NaNs are not modeled
                 alike = (alike & (np.signbit(out) == np.signbit(right))) | (np.isnan(out) & np.isnan(right))
             if not alike.all():
                 at = int((~alike).argmax())

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from gemmery_emulator.pages import svg
-from gemmery_emulator.pages.pictures import READINGS, pictures
-from gemmery_emulator.pages.pictures.tile import swizzled_picture, tile_picture
+from gemmery_emulator.pages.pictures import READINGS, pictures, swizzled_picture, tile_picture
 from gemmery_emulator.pages.pictures.timeline import divergence_picture, timeline_picture
 from gemmery_emulator.pages.pictures.wavefronts import boxes, groups, sectors_picture, wavefronts_picture
 from gemmery_emulator.ptx import Line
@@ -131,13 +130,13 @@ PLOTS = pictures(EVERY, SOURCE)
 
 
 def cells(plot, fill):
-    """The rectangles of one colour."""
+    """The rectangles of one color."""
     found = ElementTree.fromstring(plot.svg).iter(f"{SVG}rect")
     return [rectangle for rectangle in found if rectangle.get("fill") == f"var(--{fill})"]
 
 
 def said(plot, fill):
-    """The titles of the cells of one colour."""
+    """The titles of the cells of one color."""
     return [cell.find(f"{SVG}title").text for cell in cells(plot, fill) if cell.find(f"{SVG}title") is not None]
 
 
@@ -173,7 +172,7 @@ def test_a_box_stands_for_each_word_of_each_lane():
     assert len(places) == len(set(places))
 
 
-def test_lanes_that_meet_have_the_colour_of_conflicts():
+def test_lanes_that_meet_have_the_color_of_conflicts():
     strided = wavefronts_picture(access("ld.shared.f32", 4, [8 * lane for lane in LANES]))
     assert len(said(strided, "rival")) == 32
     assert said(strided, "accent") == []
@@ -202,7 +201,7 @@ def test_a_global_access_says_what_is_moved_in_vain():
     assert len(said(apart, "accent")) == 32
 
 
-def test_a_copied_tile_shows_each_piece_on_both_sides_in_the_colour_of_its_product():
+def test_a_copied_tile_shows_each_piece_on_both_sides_in_the_color_of_its_product():
     plot = swizzled_picture(copied())
     assert said(plot, "accent").count("A[3][0] of the box at byte 432") == 2
     shown = 20 * 8
@@ -233,7 +232,7 @@ def test_a_timeline_shows_who_waits_and_what_each_stage_holds():
     assert "Warpgroups wait 12 times, 4 of them while a phase is under way, and start 24 products" in plot.caption
 
 
-def test_both_ways_of_a_branch_have_their_colour_and_idle_lanes_have_none():
+def test_both_ways_of_a_branch_have_their_color_and_idle_lanes_have_none():
     plot = divergence_picture(divergence(), SOURCE)
     assert len(said(plot, "accent")) == 16
     assert len(said(plot, "s2")) == 16
@@ -243,7 +242,7 @@ def test_both_ways_of_a_branch_have_their_colour_and_idle_lanes_have_none():
 
 
 @pytest.mark.parametrize("plot", PLOTS, ids=lambda plot: plot.name)
-def test_a_picture_is_one_image_in_the_colours_of_the_page(plot):
+def test_a_picture_is_one_image_in_the_colors_of_the_page(plot):
     root = ElementTree.fromstring(plot.svg)
     assert root.get("role") == "img"
     assert len(root.get("aria-label")) > 10

@@ -86,11 +86,7 @@ def _layout(array: Array) -> tuple[str, int]:
 
 
 def run_rung(
-    rung: Rung,
-    problem: Problem,
-    config: Mapping[str, int],
-    gemm: Gemm,
-    options: EmulationOptions = EmulationOptions(),
+    rung: Rung, problem: Problem, config: Mapping[str, int], gemm: Gemm, options: EmulationOptions = EmulationOptions()
 ) -> tuple[EmulatedRun, ...]:
     """Run the launches of a rung for a product on the emulator, in place.
 

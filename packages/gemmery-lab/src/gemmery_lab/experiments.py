@@ -82,11 +82,7 @@ class Experiment:
         """
         other = device in self.devices[1:]
         dtype = self.dtype and (dtype or self.dtype)
-        options = {
-            "--device": device if other else "",
-            "--dtype": dtype if dtype != "f32" else "",
-            "--store": store,
-        }
+        options = {"--device": device if other else "", "--dtype": dtype if dtype != "f32" else "", "--store": store}
         return " ".join(["gemmery", self.arguments, *(f"{name} {value}" for name, value in options.items() if value)])
 
 

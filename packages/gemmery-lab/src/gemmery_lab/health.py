@@ -95,7 +95,7 @@ def _cores() -> Result:
 
 def _table() -> Result:
     """Tell which table of `gemmery tune` is in use."""
-    usual = target.modelled(target.host())._asdict()
+    usual = target.modeled(target.host())._asdict()
     own = tuned.table(target.described(target.host()), usual)
     if not own.path:
         advice = own.ignored or "`gemmery tune` measures one for this machine"
@@ -197,7 +197,7 @@ def _tiers() -> Result:
     """Check that kernels can be compiled in the background."""
     if not tiers.enabled():
         return "off, by GEMMERY_TIERS: each product is compiled for its shape before it runs"
-    tiers.aside("doctor", partial(dispatch.specialised, Problem(8, 8, 8, "f32", "f32")))
+    tiers.aside("doctor", partial(dispatch.specialized, Problem(8, 8, 8, "f32", "f32")))
     tiers.wait()
     state = tiers.state()
     if state.failures:
@@ -207,9 +207,9 @@ def _tiers() -> Result:
 
 def _memory() -> Result:
     """Tell how full the bounded caches of this process are."""
-    functions = (dispatch.plan, dispatch.specialised, compute.prepare)
+    functions = (dispatch.plan, dispatch.specialized, compute.prepare)
     infos = zip(
-        ("plans", "specialised plans", "prepared products"), (each.cache_info() for each in functions), strict=True
+        ("plans", "specialized plans", "prepared products"), (each.cache_info() for each in functions), strict=True
     )
     fills: dict[str, tuple[int, int | None]] = {name: (info.currsize, info.maxsize) for name, info in infos}
     fills |= {"products in the compiled entry": entry.counts(), "kinds of any shape there": entry.classes()}

@@ -52,7 +52,7 @@ class CpuStage:
             options["dtype"] = dtypes.get(self.work.out).numpy
         if options.pop("packed", 0):
             b, problem = gemmery.pack(b, options.get("dtype")), problem._replace(b_layout="packed")
-        rung = (dispatch.specialised(problem) or dispatch.plan(problem)).rung
+        rung = (dispatch.specialized(problem) or dispatch.plan(problem)).rung
         function = functools.partial(gemmery.matmul, **options) if options else gemmery.matmul
 
         def run() -> Any:

@@ -341,6 +341,8 @@ def predicted_rung(
 
 def _overlaps(geometry: Geometry, device: Device) -> bool:
     """Whether a kernel copies tiles ahead, or multiplies on tensor cores: several of its steps make one round."""
+    for each in geometry.launches:  # PTX is kept with the machine code, and need not be compiled again
+        nvrtc.code(each.source, each.kernel, device.arch)
     codes = (nvrtc.ptx(each.source, each.kernel, device.arch).text for each in geometry.launches)
     return any("cp.async" in code or "mma" in code for code in codes)
 

@@ -7,6 +7,7 @@ copies that Python starts take longer than most products; they are queued first,
 from __future__ import annotations
 
 import atexit
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -32,6 +33,16 @@ from gemmery_lab.session import PRODUCT, Session
 ALONE = f"{PRODUCT}, alone"
 MOST_ROUNDS, LEAST_ROUNDS = 15, 3
 QUEUING = 400_000  # cycles, 0.2 ms on an H200: hosts wake up to 70 us apart, and queue a call meanwhile
+
+
+class CpuOfRanks(Cpu):
+    """The CPU of all ranks of a launch, which have one parent: the work of one is no load for another."""
+
+    def children(self) -> tuple[int, ...]:
+        """Return the processes of the other ranks, where the system tells them."""
+        siblings = Path(f"/proc/{os.getppid()}/task/{os.getppid()}/children")
+        every = siblings.read_text().split() if siblings.exists() else []
+        return tuple(process for process in map(int, every) if process != os.getpid())
 
 
 class RankClock:
@@ -138,16 +149,29 @@ class TorchClock(RankClock):
         full, rows, gathered = make(n, n), [part] * ranks, make(n, n)
         product: Any = gm.matmul
         gather = partial(self.dist.all_gather_into_tensor, gathered, x)
+        mine = partial(gd.all_gather_matmul, x, w, rows=rows)
         return {
             ALONE: partial(product, full, w),
             "gather alone": gather,
             "gather, then gm.matmul": lambda: (gather(), product(gathered, w)),
-            "gd.all_gather_matmul": partial(gd.all_gather_matmul, x, w, rows=rows),
+            "gd.all_gather_matmul": mine,
+            **({"gd.all_gather_matmul, one launch": partial(_inside, mine)} if self.kind == "nccl" else {}),
             "gd.matmul_reduce_scatter": partial(gd.matmul_reduce_scatter, tall, wide, rows=rows),
         }
 
     def _random(self, dtype: Any, *shape: int) -> Any:
         return self.torch.randn(*shape, device=self.device).to(dtype)
+
+
+def _inside(call: Callable[[], Any]) -> Any:
+    """Gather by one launch that waits for rows, where there is one for the product."""
+    from gemmery.distributed import arriving
+
+    arriving.INSIDE = True
+    try:
+        return call()
+    finally:
+        arriving.INSIDE = False
 
 
 class MpiClock(RankClock):
@@ -223,7 +247,7 @@ def distributed(
     dtype = asked.spelled(dtype)
     if wrong := [n for n in sizes if n < 1 or n % ranks.ranks]:
         raise ArgumentError(f"workload distributed: size {wrong[0]} over {ranks.ranks} ranks: it must be a multiple")
-    with Session(Cpu(), len(sizes), on_event, store if ranks.rank == 0 else None) as session:
+    with Session(CpuOfRanks(), len(sizes), on_event, store if ranks.rank == 0 else None) as session:
         for n in sizes:
             work = Work(n, n, n, dtype, dtype, name=f"{ranks.ranks} ranks of {ranks.kind}")
             session.begin(f"{DISTRIBUTED.name}: {work}")

@@ -343,7 +343,7 @@ def _cut(shape: tuple[int, ...], operand: int, own: np.random.Generator, _: np.r
     return numbers
 
 
-def _cancelling(shape: tuple[int, ...], operand: int, own: np.random.Generator, _: np.random.Generator) -> Array:
+def _canceling(shape: tuple[int, ...], operand: int, own: np.random.Generator, _: np.random.Generator) -> Array:
     """Sums of which the second half almost takes back the first."""
     numbers, half = own.standard_normal(shape), _k(shape, operand) // 2
     along = numbers if operand == 0 else numbers.swapaxes(-1, -2)
@@ -361,5 +361,5 @@ SPREADS: dict[str, Drawn] = {
     "steep": _graded(30),
     "cut": _cut,
     "integers": lambda shape, _, own, both: own.integers(-(2**20), 2**20, shape),
-    "cancelling": _cancelling,
+    "canceling": _canceling,
 }

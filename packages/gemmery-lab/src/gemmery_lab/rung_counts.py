@@ -17,7 +17,7 @@ from gemmery_emulator.trace.selection import Selection
 class RungCounts:
     """Counters of all launches of a rung together: the names that `Rung.expect` may hold.
 
-    Adjacent accesses count as ptxas merges them. Caches are not modelled: bytes are those asked of L1.
+    Adjacent accesses count as ptxas merges them. Caches are not modeled: bytes are those asked of L1.
     """
 
     flops: int = 0  # executed; a multiply-add is two

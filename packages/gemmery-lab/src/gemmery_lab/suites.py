@@ -197,7 +197,7 @@ def noted(home, name, spans):
     setattr(home, name, call)
     return spans
 spans = dict(load=noted(jit, "_load", []), compile=noted(jit, "_object", []), plan=[])
-for name in ("plan", "specialised"):
+for name in ("plan", "specialized"):
     noted(dispatch, name, spans["plan"])
 times = [time.perf_counter_ns()]
 for _ in range(2):

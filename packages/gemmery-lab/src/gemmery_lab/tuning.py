@@ -252,7 +252,7 @@ class _Journal:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # nothing, or damaged
             text = path.read_text("utf-8")
             # Raises ValueError for another version or machine.
-            tuned.read(text, target.described(host), target.modelled(host)._asdict())
+            tuned.read(text, target.described(host), target.modeled(host)._asdict())
             rows = json.loads(text)["cache"].items()
             self.rounds = {} if fresh else {key: row for key, row in rows if all(len(row[name]) for name in _LISTS)}
 
@@ -275,7 +275,7 @@ class _Journal:
 
     def write(self, path: Path, constants: dict[str, float]) -> None:
         """Write a table."""
-        keys, rows = Constants._fields, [target.modelled(self._host)._asdict(), *self.rounds.values()]
+        keys, rows = Constants._fields, [target.modeled(self._host)._asdict(), *self.rounds.values()]
         products = {each.name: [str(probe) for probe in each.probes] for each in self._questions}
         own = {
             "machine": tuned.versioned(target.described(self._host)),
@@ -320,7 +320,7 @@ def tune(
         raise ArgumentError(f"minutes={minutes}: the time to tune must be above 0; give 10 for a whole table")
     started, host = monotonic(), target.host()
     end, path = started + 60 * minutes, Path(config.data_dir(), "tables", tuned.name(target.described(host)))
-    base, threads = target.modelled(host), cpu_threads.get()
+    base, threads = target.modeled(host), cpu_threads.get()
     needed = [(least(each, base), at, each) for at, each in enumerate(questions(host, threads))]
     ordered = [(seconds, each) for seconds, _, each in sorted(needed)]
     unfinished = path.with_suffix(".unfinished.json")

@@ -6,25 +6,10 @@ import numpy as np
 import pytest
 
 import gemmery as gm
-from emulated_card import OnCard, installed
+from emulated_card import OnCard
 
 pytest.importorskip("cuda.bindings")
 ENDS = [3, 3, 40]
-
-
-@pytest.fixture(scope="module")
-def module_card():
-    with pytest.MonkeyPatch.context() as patch:
-        yield installed(patch)
-
-
-@pytest.fixture
-def card(module_card):
-    """A card on which nothing has run; a fault of any launch of the test fails it."""
-    module_card.launched.clear()
-    module_card.findings.clear()
-    yield module_card
-    assert module_card.findings == []
 
 
 @pytest.fixture

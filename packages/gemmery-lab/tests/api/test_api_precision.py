@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import gemmery as gm
-from emulated_card import installed
 from gemmery import config
 from gemmery.api import device_operands
 from gemmery.api.device_call import table
@@ -16,25 +15,12 @@ from gemmery.dispatch.cuda import ranking
 from gemmery.ladder import float32_parts
 from gemmery.problem import Problem
 
+pytestmark = pytest.mark.sampled(3)
+
 pytest.importorskip("cuda.bindings")
 RUNGS = {"f32_tensor": "split_fp16x3", "f32_strict": "split_bf16x6", "f32_plus": "split_paired"}
 SHAPE = (70, 40, 136)
 UNIT = 2.0**-24
-
-
-@pytest.fixture(scope="module")
-def module_card():
-    with pytest.MonkeyPatch.context() as patch:
-        yield installed(patch)
-
-
-@pytest.fixture
-def card(module_card):
-    """A card on which nothing has run; a fault of any launch of the test fails it."""
-    module_card.launched.clear()
-    module_card.findings.clear()
-    yield module_card
-    assert module_card.findings == []
 
 
 @pytest.fixture(autouse=True)

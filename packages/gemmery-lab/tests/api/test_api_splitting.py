@@ -11,6 +11,8 @@ from gemmery.api import device_call
 from gemmery.arrange import arrange
 from gemmery.arrays import View, contiguous
 
+pytestmark = pytest.mark.sampled(3)
+
 pytest.importorskip("cuda.bindings")
 M, N, K = 40, 24, 136
 

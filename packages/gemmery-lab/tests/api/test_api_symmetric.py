@@ -6,27 +6,17 @@ import numpy as np
 import pytest
 
 import gemmery as gm
-from emulated_card import installed
 from gemmery.cuda import halved
 
 pytest.importorskip("cuda.bindings")
 
 
-@pytest.fixture(scope="module")
-def module_card():
-    with pytest.MonkeyPatch.context() as patch:
-        yield installed(patch)
-
-
 @pytest.fixture
-def card(module_card, monkeypatch):
-    """A card on which nothing has run, and products of which halves are worth it from 64 rows on."""
+def card(card, monkeypatch):
+    """The card, on which nothing has run, and products of which halves are worth it from 64 rows on."""
     for name, number in (("LEAST", 64), ("DEEP", 32), ("SMALLEST", 24), ("UNIT", 8)):
         monkeypatch.setattr(halved, name, number)
-    module_card.launched.clear()
-    module_card.findings.clear()
-    yield module_card
-    assert module_card.findings == []
+    return card
 
 
 def test_pieces_cover_what_is_below_the_diagonal_once():

@@ -6,28 +6,14 @@ import numpy as np
 import pytest
 
 import gemmery as gm
-from emulated_card import installed
 from gemmery.api import finished
 from gemmery.keywords import NO_OPTIONS
 from random_functions import check
 from random_functions import function as random_function
 
+pytestmark = pytest.mark.sampled(3)
+
 pytest.importorskip("cuda.bindings")
-
-
-@pytest.fixture(scope="module")
-def module_card():
-    with pytest.MonkeyPatch.context() as patch:
-        yield installed(patch)
-
-
-@pytest.fixture
-def card(module_card):
-    """A card on which nothing has run; a fault of any launch of the test fails it."""
-    module_card.launched.clear()
-    module_card.findings.clear()
-    yield module_card
-    assert module_card.findings == []
 
 
 def numbers(result):

@@ -1,4 +1,4 @@
-"""Records in a notebook: tables and text in its own colours, whatever they contain."""
+"""Records in a notebook: tables and text in its own colors, whatever they contain."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ def test_text_is_escaped():
     assert display.preformatted("a < b") == "<pre>a &lt; b</pre>"
 
 
-def test_nothing_sets_a_colour():
+def test_nothing_sets_a_color():
     text = display.table([("a", "b")], ["c", "d"])
     assert "color" not in text
     assert "background" not in text

@@ -150,7 +150,7 @@ def test_threads_rest_before_every_turn():
     compare([fake.contestant for fake in fakes], seconds=4.0, rest=0.25, pause=pauses.append)
     assert set(pauses) == {0.25}
     assert len(pauses) == 2 + len([entry for entry in log if entry[2]])  # two calibrations, then each turn
-    assert len(pauses) <= 16  # rest counts towards the budget
+    assert len(pauses) <= 16  # rest counts toward the budget
 
 
 def test_the_collector_is_off_inside_a_sample_and_as_before_afterwards():

@@ -279,7 +279,7 @@ def test_doctor_fails_when_something_is_wrong(monkeypatch, capsys):
     ("line", "said"),
     [
         ("frobnicate", "frobnicate"),
-        ("ladder --colour", "--colour"),
+        ("ladder --color", "--color"),
         ("ladder --sizes 12,x", "'x' is not a whole number"),
         ("ladder --sizes 0", "size 0"),
         ("ladder --seconds soon", "soon"),

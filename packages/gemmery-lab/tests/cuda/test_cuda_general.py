@@ -8,8 +8,9 @@ import struct
 import numpy as np
 import pytest
 
+from gemmery.api import prepared
 from gemmery.arrays import View
-from gemmery.cuda import device, driver, images, launch
+from gemmery.cuda import device, driver, launch
 from gemmery.dispatch import cuda
 from gemmery.errors import RefusedError
 from gemmery.ladder.cuda import CUDA
@@ -25,7 +26,7 @@ def rung_of(name):
 
 
 def images_of(name):
-    return images.images(name, 0, rung_of(name).geometry)
+    return prepared.images(name, 0, rung_of(name).geometry)
 
 
 @pytest.mark.parametrize("name", ["f16", "bf16", "f32", "f64"])
@@ -122,7 +123,7 @@ def test_ragged_products_are_right_and_have_no_findings(name, tile, stored, size
 @pytest.mark.parametrize(
     ("name", "other", "tiles"), [("f16", "mma_pipelined", (64,)), ("f32", "simt_pipelined", (32, 64))]
 )
-def test_the_bits_are_those_of_the_specialised_kernel(name, other, tiles):
+def test_the_bits_are_those_of_the_specialized_kernel(name, other, tiles):
     a, b, c = operands(name, 67, 45, 203, 1, ("row", "row", "row"))
     problem = problem_of(Gemm(a, b, c), name, name, "h200")
     run_rung(find(CUDA, other), problem, {}, Gemm(a, b, c))
@@ -143,16 +144,16 @@ def present(monkeypatch):
     )
     monkeypatch.setattr(driver, "context", lambda ordinal: 77)
     monkeypatch.setattr(driver, "api", lambda: type("Api", (), {"cuLaunchKernelEx": None, "cuCtxGetCurrent": None}))
-    monkeypatch.setattr(images.tiers, "aside", lambda key, make: aside.update({key[-1]: make}))
-    monkeypatch.setattr(images, "_images", {})
+    monkeypatch.setattr(prepared.tiers, "aside", lambda key, make: aside.update({key[-1]: make}))
+    monkeypatch.setattr(prepared, "_images", {})
     return aside
 
 
 def test_larger_tiles_serve_when_they_are_there(present):
     general = images_of("f32")
     assert images_of("f32") is general
-    assert images.present("f32", 0) is general
-    assert images.present("f64", 0) is None
+    assert prepared.present("f32", 0) is general
+    assert prepared.present("f64", 0) is None
     shape = (4096, 4096, 512, (512, 1), (4096, 1), (4096, 1), 0)
     assert general.ready(*shape)._launches[0][:2] == (32, 128 * 128)
     assert sorted(present) == [64, 128]

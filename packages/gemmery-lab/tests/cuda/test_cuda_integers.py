@@ -10,7 +10,7 @@ from gemmery.cuda.constants import MOST_DIGITS
 from gemmery.keywords import SEMIRINGS
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.gpu import WHOLE
-from gemmery.ladder.integers import digits, products
+from gemmery.ladder.int8_pieces import digit_products, digits
 from gemmery.ladder.rung import find
 from gemmery.problem import Problem
 from gemmery_lab.emulated_product import Gemm, problem_of, run_rung
@@ -18,7 +18,7 @@ from layouts import laid
 from operands import numpy_dtype
 
 pytest.importorskip("cuda.bindings")
-pytestmark = pytest.mark.compiler
+pytestmark = [pytest.mark.compiler, pytest.mark.sampled(3)]
 
 DIGITS = find(CUDA, "wgmma_digits")
 RINGS = tuple(name for name in SEMIRINGS if name != "or_and")
@@ -98,7 +98,7 @@ def test_the_bytes_of_a_k_that_does_not_suit_are_left_to_cuda_cores(k):
 
 
 def test_counts_of_products():
-    assert [products(name, name) for name in WHOLE] == [1, 3, 10, 36, 1, 3, 10, 36, 1]
+    assert [digit_products(name, name) for name in WHOLE] == [1, 3, 10, 36, 1, 3, 10, 36, 1]
     assert [digits(name, "int64") for name in WHOLE] == [1, 3, 5, 8, 2, 3, 5, 8, 1]
     p = Problem(4096, 4096, 4096, "int32", "int32", device="h200")
     launches = DIGITS.geometry(p, DIGITS.default).launches

@@ -11,6 +11,8 @@ from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery_lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
 
+pytestmark = pytest.mark.sampled(3)
+
 pytest.importorskip("cuda.bindings")
 
 TYPES = {"e4m3": ml_dtypes.float8_e4m3fn, "f16": np.float16, "tf32": np.float32, "f32": np.float32}
@@ -38,6 +40,7 @@ def test_a_row_has_the_same_bits_in_every_product(name, where, k):
     assert np.isfinite(many).all()
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("b_layout", ["col", "row"])
 def test_few_rows_are_brought_without_those_beyond_the_edge(b_layout):
     """Rows of A that a tile has and the matrix has not are neither brought nor garbage, and change no bit."""

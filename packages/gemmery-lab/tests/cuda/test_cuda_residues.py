@@ -12,12 +12,14 @@ import gemmery as gm
 from gemmery.cuda import include
 from gemmery.errors import RefusedError
 from gemmery.ladder.cuda import CUDA
-from gemmery.ladder.float64_residues import MODULI, MOST, norms
+from gemmery.ladder.int8_pieces import MODULI, MOST, norms
 from gemmery.ladder.rung import find
 from gemmery.problem import Problem
 from gemmery_lab.emulated_product import Gemm, problem_of, run_rung
 from layouts import laid
 from residue_rules import U, expected
+
+pytestmark = pytest.mark.sampled(3)
 
 pytest.importorskip("cuda.bindings")
 

@@ -21,6 +21,8 @@ from layouts import laid
 from mutant import edited
 from split_rules import U, chain, enough, expected
 
+pytestmark = pytest.mark.sampled(3)
+
 pytest.importorskip("cuda.bindings")
 
 NAMES = ("split_fp16x3", "split_bf16x6", "split_paired")

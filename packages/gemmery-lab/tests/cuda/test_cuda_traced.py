@@ -17,6 +17,8 @@ from gemmery_lab.emulated_product import Gemm, problem_of, run_rung
 from operands import numpy_dtype, random
 from random_functions import check
 
+pytestmark = pytest.mark.sampled(3)
+
 pytest.importorskip("cuda.bindings")
 
 U = {"f32": 2.0**-24, "f64": 2.0**-53}

@@ -15,6 +15,8 @@ from gemmery.problem import Problem
 from gemmery_lab.emulated_product import EmulationOptions, Gemm, run_rung
 from mutant import edited
 
+pytestmark = pytest.mark.sampled(3)
+
 RUNG = find(BY_WEIGHTS, "wgmma_codes")
 TYPES = {"e4m3": ml_dtypes.float8_e4m3fn, "int8": np.int8}
 OUTS = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+import warnings
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 from emulated_card import installed
+from gemmery.api import packed
 from gemmery.api.packed import prepare_arranged
+from gemmery.arrays import View
 from gemmery.cuda import nvrtc, weights
 from gemmery.cuda.choose.data import QUANTIZED
 from gemmery.cuda.choose.variants import stages, variant_of
@@ -17,13 +21,15 @@ from gemmery.cuda.device import KNOWN
 from gemmery.cuda.launch import Ready
 from gemmery.cuda.weights import Format
 from gemmery.errors import ArgumentError, CompileError, EmulationError, RefusedError, ShapeError
-from gemmery.ladder import wgmma_quantized
+from gemmery.ladder import cuda
 from gemmery.ladder.cuda import BY_WEIGHTS
 from gemmery.ladder.rung import find
 from gemmery.ladder.wgmma import aligned_sums
 from gemmery.problem import Problem
 from gemmery_lab.emulated_product import EmulationOptions, Gemm, launch_of, run_rung
 from mutant import edited
+
+pytestmark = pytest.mark.sampled(3)
 
 RUNG = find(BY_WEIGHTS, "wgmma_quantized")
 TYPES = {"bf16": ml_dtypes.bfloat16, "f16": np.float16}
@@ -148,7 +154,7 @@ def test_the_launch_that_is_prepared(splits, monkeypatch):
     *parts, w = logical(form)
     x = np.random.default_rng(5).integers(-2, 3, (3, form.k))
     a, b, c = card.put(x, "bf16"), card.put(weights.arrange(form, *parts), "uint8"), card.empty((3, form.n), "bf16")
-    monkeypatch.setattr(wgmma_quantized, "variant_of", lambda *_: SMALL | {"splits": splits})
+    monkeypatch.setattr(cuda, "variant_of", lambda *_: SMALL | {"splits": splits})
     views = (z.memory._replace(pointer=z.memory.pointer & 15, owner=None) for z in (a, c))
     run = prepare_arranged(next(views), form, next(views))
     assert isinstance(run, Ready)
@@ -161,6 +167,22 @@ def test_the_launch_that_is_prepared(splits, monkeypatch):
     assert card.launched == ["wgmma_quantized"] * 2
     assert (run.counters > 0) == (splits == 2)
     assert card.findings == []
+
+
+def test_a_kernel_that_does_not_compile_is_told_once(monkeypatch):
+    installed(monkeypatch)
+
+    def broken(*_):
+        raise CompileError("unpack.cuh:7: no type named Spot")
+
+    candidate = SimpleNamespace(rung=SimpleNamespace(name="wgmma_quantized", build=broken), config={})
+    monkeypatch.setattr(packed, "quantized", lambda _: candidate)
+    x, c = (View(0, (3, n), (2 * n, 2), "bf16", "cuda:0") for n in (1024, 70))
+    with pytest.warns(RuntimeWarning, match="wgmma_quantized does not compile.*no type named Spot"):
+        assert "Spot" in prepare_arranged(x, Format(70, 1024, "int4", 128, "bf16"), c)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "Spot" in prepare_arranged(x, Format(70, 1024, "int4", 128, "bf16"), c)
 
 
 @pytest.mark.many(2)

@@ -19,6 +19,8 @@ from gemmery_lab.emulated_product import EmulationOptions, Gemm, problem_of, run
 from mutant import edited
 from operands import numpy_dtype
 
+pytestmark = pytest.mark.sampled(3)
+
 pytest.importorskip("cuda.bindings")
 
 STREAMK, BLOCKSCALED = (find(CUDA, name) for name in ("wgmma_streamk", "wgmma_blockscaled"))

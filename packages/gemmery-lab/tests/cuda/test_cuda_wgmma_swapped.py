@@ -20,6 +20,8 @@ from gemmery.problem import Problem
 from mutant import edited
 from operands import random
 
+pytestmark = pytest.mark.sampled(3)
+
 pytest.importorskip("cuda.bindings")
 
 EPILOGUE = find(CUDA, "wgmma_epilogue")

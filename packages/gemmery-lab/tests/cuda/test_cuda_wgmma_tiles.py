@@ -16,6 +16,8 @@ from gemmery.problem import Problem
 from gemmery_lab.emulated_product import EmulationOptions, Gemm, run_rung
 from mutant import edited
 
+pytestmark = pytest.mark.sampled(3)
+
 pytest.importorskip("cuda.bindings")
 
 EPILOGUE = find(CUDA, "wgmma_epilogue")

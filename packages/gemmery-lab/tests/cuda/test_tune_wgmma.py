@@ -183,7 +183,7 @@ def test_the_model_is_near_the_fastest_tiles(tune, file, most):
         a, b = tune.LAYOUTS[layouts]
         aligned = tuple(math.gcd(2 * side, 16) for side in (m if a == "col" else k, n if b == "row" else k, n))
         problem = Problem(m, n, k, "bf16", "bf16", a_layout=a, b_layout=b, alignments=aligned)
-        tile, splits = choose.modelled(problem, device)
+        tile, splits = choose.modeled(problem, device)
         if (us := timed.get((*tile[:2], *tile[3:5], splits))) is not None:
             losses.append(us / min(timed.values()) - 1)
     disturbed = [loss for loss in losses if loss > DISTURBED]

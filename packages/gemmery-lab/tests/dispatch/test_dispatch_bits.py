@@ -16,7 +16,7 @@ def test_a_kernel_for_one_shape_has_the_bits_of_the_one_for_every_shape(name, sh
     work = Work(*shape, name, name, batch=9)
     a, b, general = operands(work)
     special = general.copy()
-    plan = dispatch.specialised(work.problem)
+    plan = dispatch.specialized(work.problem)
     assert plan is not None
     for kernel, c in ((plan.kernel, special), (dispatch.plan(work.problem).kernel, general)):
         kernel(*map(arrays.view, (a, b, c)))

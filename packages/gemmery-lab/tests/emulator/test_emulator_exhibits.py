@@ -60,7 +60,7 @@ def test_as_many_sectors_are_written_as_read():
 
 @pytest.mark.parametrize("name", ["bank_stride", "copy_coalesced"])
 def test_as_ptxas_merges_and_as_the_ptx_says_are_one(name):
-    """No access of these kernels has a neighbour to merge with: they move elements of one width."""
+    """No access of these kernels has a neighbor to merge with: they move elements of one width."""
     for config in find(name).configs():
         run = emulated(name, config)
         assert run.merged == run.as_ptx, config

@@ -223,7 +223,7 @@ RIGHT = {
         [np.zeros(2, np.int32)],
         [3, 1],
     ),
-    "neighbouring bytes": (
+    "neighboring bytes": (
         "__global__ void f(unsigned char* x) { x[blockIdx.x * 40 + threadIdx.x] += 1; }",
         (4, 40),
         [np.zeros(160, np.uint8)],

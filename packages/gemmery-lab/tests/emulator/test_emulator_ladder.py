@@ -43,7 +43,7 @@ def one_of(shapes, rung, make, **options):
     return next((done for shape in shapes if (done := run(rung, *make(shape), **options))), ())
 
 
-@pytest.mark.many(3)
+@pytest.mark.many(4)
 @pytest.mark.parametrize(("rung", "name"), EVERY)
 def test_shapes(rung, name):
     """Ragged, whole, empty sums, vectors; B row by row and column by column."""

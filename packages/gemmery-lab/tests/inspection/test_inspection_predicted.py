@@ -8,8 +8,8 @@ import pytest
 
 from gemmery.errors import CompileError, DeviceError
 from gemmery_lab import cli
-from gemmery_lab.inspection import predicted_shares
-from gemmery_lab.inspection.predicted_shares import CORES, TYPES, PredictedShare, predict, sheet
+from gemmery_lab.inspection import cpu_rung
+from gemmery_lab.inspection.cpu_rung import CORES, TYPES, PredictedShare, predict, sheet
 
 ROOT = Path(__file__).parents[4]
 
@@ -78,7 +78,7 @@ def test_the_stored_predictions_are_of_every_core_and_type():
 
 def test_the_command_prints_the_table_and_the_records(monkeypatch, capsys):
     row = PredictedShare("neoverse-n1", "Neoverse N1", "f32", "f32", "fmla", 96, 12.0, 0.5, "19.1.7")
-    monkeypatch.setattr(predicted_shares, "predict", lambda: (row,))
+    monkeypatch.setattr(cpu_rung, "predict", lambda: (row,))
     assert cli.run(["predict"]) == 0
     assert "50% fmla, 8" in capsys.readouterr().out
     assert cli.run(["predict", "--json"]) == 0

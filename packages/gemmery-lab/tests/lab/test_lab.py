@@ -241,7 +241,7 @@ def test_a_sweep_over_blocks_varies_the_block_alone():
 @pytest.mark.parametrize(
     ("call", "named"),
     [
-        (lambda: lab.sweep("colour"), "size, block"),
+        (lambda: lab.sweep("color"), "size, block"),
         (lambda: lab.sweep("block", rungs=["simd_row"]), "simd_blocked"),
         (lambda: lab.sweep("block", sizes=[8, 16]), "one size"),
         (lambda: lab.sweep("size", rungs=["nope"]), "'nope'"),

@@ -27,6 +27,8 @@ from gemmery_lab.report.emulated_tables import complaints, emulated_sheets, over
 from gemmery_lab.report.page import emulated_page, roofs
 from gemmery_lab.rung_counts import EmulatedLadder, PredictedRung
 
+pytestmark = pytest.mark.sampled(2)
+
 pytest.importorskip("cuda.bindings")
 
 H200 = KNOWN["h200"]
@@ -156,17 +158,17 @@ def test_a_rung_that_the_card_lacks_instructions_for_says_so():
     assert not complaints(run)
 
 
-def test_what_is_not_modelled_is_the_reason_that_a_rung_did_not_run(monkeypatch):
+def test_what_is_not_modeled_is_the_reason_that_a_rung_did_not_run(monkeypatch):
     def stop(*_, **__):
-        raise EmulationError("a.cu:3: brkpt is not modelled")
+        raise EmulationError("a.cu:3: brkpt is not modeled")
 
     monkeypatch.setattr(on_emulator, "run_rung", stop)
     run = lab.emulated_ladder(["simt_naive"], [16])
-    assert run.rungs[0].refused == "a.cu:3: brkpt is not modelled"
+    assert run.rungs[0].refused == "a.cu:3: brkpt is not modeled"
     shown = io.StringIO()
     emulated_tables.show_emulated(run, Console(file=shown, width=120))
-    assert shown.getvalue() == "No rung ran: simt_naive, a.cu:3: brkpt is not modelled.\n"
-    assert "brkpt is not modelled" in emulated_page(run)
+    assert shown.getvalue() == "No rung ran: simt_naive, a.cu:3: brkpt is not modeled.\n"
+    assert "brkpt is not modeled" in emulated_page(run)
 
 
 def test_claims_are_of_aligned_products_alone():
@@ -195,7 +197,7 @@ def test_what_is_shown(few):
     emulated_tables.show_emulated(few, Console(file=shown, width=120))
     text = shown.getvalue()
     assert "a100: sm_80, 108 multiprocessors" in text
-    assert "no cache is modelled" in " ".join(text.split())
+    assert "no cache is modeled" in " ".join(text.split())
     titles = [sheet.title for sheet in emulated_sheets(few)]
     assert titles == [
         "Global memory, n = 128",

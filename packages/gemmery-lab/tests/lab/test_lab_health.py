@@ -204,7 +204,7 @@ def test_background_work_is_tried(monkeypatch):
     def fail(problem):
         raise RuntimeError("no compiler")
 
-    monkeypatch.setattr(health.dispatch, "specialised", fail)
+    monkeypatch.setattr(health.dispatch, "specialized", fail)
     _, ok, advice = health._tiers()
     assert not ok
     assert advice == "report it: doctor: RuntimeError: no compiler"

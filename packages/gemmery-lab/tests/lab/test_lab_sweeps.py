@@ -107,7 +107,7 @@ def test_rungs_that_do_not_serve_the_type_are_left_out_unless_named(asked):
 @pytest.mark.parametrize(
     ("call", "named"),
     [
-        (lambda: lab.sweep("colour"), "threads, tile, stages, gemv, gemv_k"),
+        (lambda: lab.sweep("color"), "threads, tile, stages, gemv, gemv_k"),
         (lambda: lab.sweep("threads", sizes=[8, 16]), "varied at one size"),
         (lambda: lab.sweep("threads", rungs=["simt_smem"]), "no threads to vary; these have: .*simt_linear"),
         (lambda: lab.sweep("threads", device="cpu"), "runs on cuda"),

@@ -19,7 +19,7 @@ from gemmery_lab import cli, health, tuning
 from gemmery_lab.tuning import Probe, Question, Score
 
 PROBE = Probe(8, 8, 8, "f32")
-MODEL = target.modelled(host())
+MODEL = target.modeled(host())
 BLOCKS = Question("blocks", {"mc": (24, 48, 192, 384), "nc": (512, 4096)}, (PROBE,))
 STREAMS = Question("streams", {"streamed_rows": (32, 64, 128, 256)}, (PROBE,))
 THREADS = Question("threads", {"worth": (2000, 4000, 16_000)}, (PROBE,))

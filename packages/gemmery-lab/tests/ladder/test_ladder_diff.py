@@ -188,7 +188,7 @@ def test_a_rung_that_cannot_be_compared_is_an_error(old, new, said):
         lab.diff(old, new)
 
 
-def test_a_terminal_shows_it_in_colours():
+def test_a_terminal_shows_it_in_colors():
     shown = io.StringIO()
     show_difference(
         lab.diff("simd_row", "simd_blocked"),

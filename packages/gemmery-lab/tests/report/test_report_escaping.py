@@ -16,8 +16,8 @@ import gemmery_lab as lab
 import records
 from gemmery.ladder.diff import Difference, Fact
 from gemmery.ladder.exhibits import find
-from gemmery_emulator.pages import rendering
-from gemmery_emulator.pages.rendering import framed
+from gemmery_emulator.pages import writing
+from gemmery_emulator.pages.writing import framed
 from gemmery_lab.inspection.gather import inspect_rung
 from gemmery_lab.inspection.notebook import inspection_page, side_by_side_page
 from gemmery_lab.inspection.records import SideBySide
@@ -120,4 +120,4 @@ def test_only_drawings_and_the_style_are_not_escaped():
 
 def test_a_name_that_a_template_does_not_get_is_an_error():
     with pytest.raises(UndefinedError, match="'title' is undefined"):
-        rendering.render("shell.html", "gemmery_emulator.pages")
+        writing.render("shell.html", "gemmery_emulator.pages")

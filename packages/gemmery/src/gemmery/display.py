@@ -1,4 +1,4 @@
-"""HTML of records for a notebook, without a style of its own: it takes the notebook's colours, light or dark."""
+"""HTML of records for a notebook, without a style of its own: it takes the notebook's colors, light or dark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work in the background, in a queue and by one thread: specialised kernels for products that come back often.
+"""Work in the background, in a queue and by one thread: specialized kernels for products that come back often.
 
 General kernels serve a product at once. A faster kernel for one product is compiled here, by one thread, while the
 program goes on. `GEMMERY_TIERS=off` switches this off.

@@ -50,6 +50,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("one", "two"), SHAPES, ids=str)
 def test_broadcasting_and_vectors(one, two, name):
@@ -595,6 +596,7 @@ def test_an_out_with_more_batches_is_filled(a, b, out):
 
 def test_jax_tracing_is_told_of_gemmery_jax():
     jax = pytest.importorskip("jax", reason="JAX is not installed")
+    jax.config.update("jax_cuda_visible_devices", "0")
     with pytest.raises(gm.LayoutError, match=r"^a is a DynamicJaxprTracer: JAX is tracing.*gemmery\.jax\.matmul"):
         jax.jit(gm.matmul)(np.ones((2, 2)), np.ones((2, 2)))
 

@@ -1,4 +1,4 @@
-"""Products of tensors that come again are recognised by one comparison, which must serve what a look-up would serve."""
+"""Products of tensors that come again are recognized by one comparison, which must serve what a look-up would serve."""
 
 from __future__ import annotations
 

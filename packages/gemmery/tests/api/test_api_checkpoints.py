@@ -157,6 +157,14 @@ def test_experts_of_mxfp4():
         ("hqq", {}, {}, ArgumentError, "shape"),
         ("hqq", {}, {"shape": (N, K + 8)}, ShapeError, "not the 16 x 72"),
         ("compressed-tensors", {"weight_scale": SCALES[:7]}, {}, ShapeError, "factors"),
+        ("gptq", {"scales": SCALES[0]}, {}, ShapeError, r"no layer of gptq .*scales \("),
+        (
+            "mxfp4",
+            {"blocks": np.zeros((8, 1, 16), np.uint8), "scales": "text"},
+            {},
+            ArgumentError,
+            "arrays of one library",
+        ),
     ],
 )
 def test_what_is_no_layer_is_refused_in_words(kind, change, config, error, words_):
@@ -199,6 +207,21 @@ def test_a_file_of_another_version_is_refused_by_name(tmp_path):
     numpy.save_file({"a": np.zeros(1)}, path)
     with pytest.raises(LayoutError, match="no quantized matrices"):
         gm.load_quantized(path)
+
+
+def test_a_damaged_file_is_refused_by_name(tmp_path):
+    numpy = pytest.importorskip("safetensors.numpy")
+    path = tmp_path / "layer.safetensors"
+    gm.save_quantized(path, {"a": gm.quantize(np.ones((8, 4)), "int8")})
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(LayoutError, match=r"layer\.safetensors is damaged"):
+        gm.load_quantized(path)
+    for header in ("{", "[]", '{"version": 1}', '{"version": 1, "formats": {"a": ["int8"]}}'):
+        numpy.save_file({"a.packed": np.zeros((4, 8), np.int8)}, path, metadata={"gemmery": header})
+        with pytest.raises(LayoutError, match="damaged"):
+            gm.load_quantized(path)
+    with pytest.raises(ArgumentError, match="pass a dict of what"):
+        gm.save_quantized(path, {"a": np.ones(3)})
 
 
 def convert(*arguments, **options):

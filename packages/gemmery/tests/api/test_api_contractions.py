@@ -136,9 +136,9 @@ def test_tensordot(data, name):
     letters, places, operands = iter("abcdefgh"), [], []
     summed_letters = [next(letters) for _ in summed]
     for seed, own in enumerate(free):
-        labelled = [*zip(own, letters, strict=False), *zip(summed, summed_letters, strict=True)]
-        labelled = data.draw(st.permutations(labelled))
-        shape, term = [n for n, _ in labelled], "".join(letter for _, letter in labelled)
+        labeled = [*zip(own, letters, strict=False), *zip(summed, summed_letters, strict=True)]
+        labeled = data.draw(st.permutations(labeled))
+        shape, term = [n for n, _ in labeled], "".join(letter for _, letter in labeled)
         operands.append((term, data.draw(laid_out(shape, name, seed))))
         sign = data.draw(st.sampled_from([0, len(term)]))
         places.append([term.index(letter) - sign for letter in summed_letters])
@@ -504,7 +504,7 @@ def test_a_batch_whose_elements_are_adjacent(expression, name, count, k):
 def test_rows_by_the_kernel_for_their_length(name):
     for k in (3, 15, 16, 17, 37, 100, 256):
         a, b, c = random((9, k), name, 1), random((9, k), name, 2), random((9,), name, 3)
-        plan = dispatch.specialised(Problem(1, 1, k, name, name, batch=9))
+        plan = dispatch.specialized(Problem(1, 1, k, name, name, batch=9))
         assert (plan is not None) == (k <= 16 or name != "complex64")
         if plan is not None:
             plan.kernel(*(arrays.view(z) for z in (a[:, None, :], b[..., None], c[:, None, None])))

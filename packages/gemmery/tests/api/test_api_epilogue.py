@@ -1,5 +1,6 @@
 """Products with an epilogue that is a Python function, against the graph in higher precision."""
 
+import functools
 import threading
 
 import ml_dtypes
@@ -188,7 +189,7 @@ def test_bits_do_not_depend_on_threads():
     [
         ((), 513, 1030, 900, np.float32),
         ((), 701, 700, 0, np.float32),
-        ((), 600, 611, 50, np.float64),
+        ((), 600, 611, 300, np.float64),
         ((), 513, 1030, 1200, np.float16),
         ((3,), 300, 500, 64, np.float16),
     ],
@@ -271,6 +272,18 @@ def test_out_receives_the_results():
     np.testing.assert_array_equal(residual, own)
 
 
+def test_results_that_share_memory_are_written_in_order():
+    room = np.zeros(12, np.float32)
+    outs = room[:8].reshape(2, 4), room[4:].reshape(2, 4)
+    gm.matmul(np.eye(2, dtype=np.float32), np.ones((2, 4), np.float32), epilogue=lambda c: (c + 1, c * 7), out=outs)
+    assert room.tolist() == [2] * 4 + [7] * 8
+
+
+def test_parameters_that_are_passed_by_name():
+    own = functools.partial(lambda c, scale, shift: c * scale + shift, scale=3.0)
+    assert gm.matmul(np.eye(2), np.ones((2, 1)), epilogue=own, operands={"shift": 1.0}).tolist() == [[4.0], [4.0]]
+
+
 def test_types_of_results():
     a = np.ones((2, 3), np.float16)
     assert gm.matmul(a, a.T, epilogue=lambda c: c).dtype == np.float16
@@ -296,6 +309,10 @@ REFUSALS = [
     ({"epilogue": lambda c: (c, c), "out": np.empty((2, 4))}, gm.ArgumentError, "out has 1 of the 2"),
     ({"epilogue": lambda c: c, "out": np.empty((3, 4))}, gm.ShapeError, "out has shape"),
     ({"epilogue": lambda c: c, "dtype": "int32"}, gm.DTypeError, "int32"),
+    ({"epilogue": lambda c: c, "dtype": "complex128"}, gm.DTypeError, "real numbers"),
+    ({"epilogue": lambda c, up: c, "operands": {"c": 3, "up": 1}}, gm.ArgumentError, "computes 'c' of a sum"),
+    ({"epilogue": lambda c, up: c * up, "operands": {"up": 10**400}}, gm.ArgumentError, "beyond float64"),
+    ({"epilogue": lambda c: c, "operands": {3: 1}}, gm.ArgumentError, "names of parameters"),
     ({"epilogue": lambda c: c, "scale_a": 2.0}, gm.ArgumentError, "CUDA device only"),
     ({"epilogue": lambda c: c, "precision": "tf32"}, gm.ArgumentError, "CUDA device only"),
     ({"epilogue": lambda c: c, "semiring": "min_plus"}, gm.ArgumentError, "semiring= and epilogue= exclude each other"),
@@ -391,4 +408,49 @@ def test_recipes_of_two_weights_and_of_many_threads():
     for thread in threads:
         thread.join()
     assert wrong == []
+    assert len(epilogue.recipes) == 1
+
+
+def test_calls_that_a_recipe_must_not_take():
+    draw = np.random.default_rng(14)
+    a, b, r = (draw.standard_normal((9, 9)).astype(np.float32) for _ in range(3))
+    epilogue = gm.epilogue(lambda c, r, s: c * s + r)
+    first = gm.matmul(a, b, epilogue=epilogue, operands={"r": r, "s": 2.0})
     assert epilogue.recipes
+    np.testing.assert_array_equal(gm.matmul(a, b, epilogue=epilogue(r=r, s=2)), first)
+    for wrong in ({"r": r}, {"r": r, "s": 2.0, "t": 1}, {"r": r, "t": 1}):
+        with pytest.raises(gm.ArgumentError, match=r"'[st]'"):
+            gm.matmul(a, b, epilogue=epilogue, operands=wrong)
+    with pytest.raises(gm.DTypeError, match="complex"):
+        gm.matmul(a, b, epilogue=epilogue(r=r, s=2j))
+    with pytest.raises(gm.ShapeError, match="'r'"):
+        gm.matmul(a, b, epilogue=epilogue(r=r[:4], s=2.0))
+    turned = r.copy()
+    bound = epilogue(r=turned, s=2.0)
+    assert gm.matmul(a, b, epilogue=bound).shape == (9, 9)
+    turned.shape = (3, 27)  # the same memory in another shape
+    with pytest.raises(gm.ShapeError, match="'r'"):
+        gm.matmul(a, b, epilogue=bound)
+    gm.set_num_threads(2)
+    try:
+        np.testing.assert_array_equal(gm.matmul(a, b, epilogue=epilogue(r=r, s=2.0)), first)
+        assert len({recipe[:8] for recipe in epilogue.recipes}) == 2
+    finally:
+        gm.set_num_threads(None)
+
+
+def test_arguments_that_are_resized_while_others_are_read(monkeypatch):
+    monkeypatch.setattr(finished.config, "tiers", lambda: False)
+    for m, name in ((40, "r"), (1500, "r"), (1500, "a"), (1500, "b")):
+        arrays = {"a": np.ones((m, 800), "f4"), "b": np.ones((800, 900), "f4"), "r": np.ones((m, 900), "f4")}
+
+        class Resizes:
+            def __array__(self, *_, own=arrays[name], **__):
+                own.resize((1, 1), refcheck=False)
+                return np.ones(900, "f4")
+
+        with pytest.raises(gm.LayoutError, match=f"{name}.* was resized"):
+            gm.matmul(
+                arrays["a"], arrays["b"], epilogue=lambda c, r, s: c + r + s,
+                operands={"r": arrays["r"], "s": Resizes()},
+            )  # fmt: skip

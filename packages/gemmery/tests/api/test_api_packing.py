@@ -39,6 +39,7 @@ def same(x, y):
     return x.dtype == y.dtype and x.shape == y.shape and np.ascontiguousarray(x).tobytes() == y.tobytes()
 
 
+@pytest.mark.many(4)
 @pytest.mark.parametrize("name", [*dtypes.NAMES, "bool"])
 def test_the_bits_are_those_of_a_product_that_packs(name):
     for k, n in SHAPES:
@@ -54,6 +55,7 @@ def test_the_bits_are_those_of_a_product_that_packs(name):
                 assert verify.check(result[None], x[None], w[None], verify.blocked).ok, (m, k, n)
 
 
+@pytest.mark.many(4)
 @pytest.mark.parametrize(("name", "wide"), MIXED)
 def test_a_wider_result(name, wide):
     dtype = numpy_dtype(wide)
@@ -64,6 +66,7 @@ def test_a_wider_result(name, wide):
     assert dtypes.get(wide).numpy in repr(packed)
 
 
+@pytest.mark.many(4)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_b_of_any_layout_gives_the_same_panels(layout):
     for name in ("f32", "bf16", "int8", "complex64"):
@@ -81,6 +84,7 @@ def test_an_a_of_any_layout(layout):
         assert same(gm.matmul(x.array[0], gm.pack(w)), gm.matmul(x.array[0], w, batch_invariant=True))
 
 
+@pytest.mark.many(4)
 @pytest.mark.parametrize("name", ["f32", "f64", "f16", "bf16"])
 def test_options_of_a_product(name):
     x, w = operands(20, 800, 77, name)  # k is cut into two blocks
@@ -444,6 +448,7 @@ def test_small_batches_of_bytes_of_two_kinds(left, right, shape):
     assert np.array_equal(gm.matmul(a, gm.pack(b), threads=2), a @ b)
 
 
+@pytest.mark.many(4)
 @pytest.mark.parametrize("name", ["float32", "float64", "float16"])
 @pytest.mark.parametrize("semiring", ["min_plus", "max_plus", "max_times", "log_sum_exp"])
 def test_semirings(semiring, name, monkeypatch):

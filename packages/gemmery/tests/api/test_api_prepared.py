@@ -67,7 +67,7 @@ def test_a_graph_waits_for_launches_in_the_making(monkeypatch):
     def better(key):
         begun.set()
         assert go_on.wait(10)
-        return "specialised"
+        return "specialized"
 
     monkeypatch.setattr(prepared.driver, "captures", lambda stream: stream == 7)
     served = prepared.TieredLaunch(FORM, "general", better, (object(),), often=1)
@@ -79,7 +79,7 @@ def test_a_graph_waits_for_launches_in_the_making(monkeypatch):
     assert not captured
     go_on.set()
     capture.join(10)
-    assert captured == ["specialised"]
+    assert captured == ["specialized"]
     tiers.wait()
 
 
@@ -96,8 +96,8 @@ def test_launches_that_cannot_be_made_leave_the_general_ones():
 
 def test_a_graph_keeps_the_launches_made_for_the_product(monkeypatch):
     monkeypatch.setattr(prepared.driver, "captures", lambda stream: stream == 7)
-    served = prepared.TieredLaunch(FORM, "general", lambda key: "specialised", (object(),))
-    assert [served.next(), served.next(5), served.next(7), served.next(5)] == ["general"] * 2 + ["specialised"] * 2
+    served = prepared.TieredLaunch(FORM, "general", lambda key: "specialized", (object(),))
+    assert [served.next(), served.next(5), served.next(7), served.next(5)] == ["general"] * 2 + ["specialized"] * 2
     assert served.countdown == 0
 
 
@@ -107,7 +107,7 @@ def test_a_large_product_never_waits_for_its_kernel(monkeypatch):
         problem = Problem(n, n, n, "f32", "f32", device="cuda:0")
         monkeypatch.setattr(prepared, "described", lambda call, problem=problem: (FORM, problem))
         monkeypatch.setattr(prepared, "_general", lambda form, problem, call: "g")
-        monkeypatch.setattr(prepared, "specialised", lambda call: prepared.PreparedLaunch(None, None, FORM, "s"))
+        monkeypatch.setattr(prepared, "specialized", lambda call: prepared.PreparedLaunch(None, None, FORM, "s"))
         table.launches.clear()
         assert prepared.prepare(CALL).run == wanted
     images = Images()
@@ -115,8 +115,8 @@ def test_a_large_product_never_waits_for_its_kernel(monkeypatch):
 
 
 def test_a_product_made_for_its_shape_at_once_is_not_counted():
-    served = prepared.TieredLaunch(FORM, "specialised")
-    assert [served.next() for _ in range(2 * prepared.OFTEN)] == ["specialised"] * 2 * prepared.OFTEN
+    served = prepared.TieredLaunch(FORM, "specialized")
+    assert [served.next() for _ in range(2 * prepared.OFTEN)] == ["specialized"] * 2 * prepared.OFTEN
     assert served.countdown == 0
 
 
@@ -171,7 +171,7 @@ def test_kernels_for_many_shapes_run_at_once_where_they_are_loaded_or_their_bits
     monkeypatch.setattr(prepared.dispatch, "choice", lambda problem: Candidate(rung, {"splits": splits}, ""))
     monkeypatch.setattr(prepared.driver, "is_loaded", lambda *names: loaded and names == ("s.cu", "k", "h200"))
     monkeypatch.setattr(prepared, "_general", lambda form, problem, call: "general")
-    monkeypatch.setattr(prepared, "specialised", lambda call: prepared.PreparedLaunch(None, None, FORM, "shared"))
+    monkeypatch.setattr(prepared, "specialized", lambda call: prepared.PreparedLaunch(None, None, FORM, "shared"))
     launches = prepared.prepare(CALL)
     assert (launches.run, launches.countdown) == served
 
@@ -202,7 +202,7 @@ def test_strides_that_no_map_takes_are_planned_as_unaligned(monkeypatch):
         return plan.alignments
 
     monkeypatch.setattr(prepared, "_ready", ready)
-    assert prepared.specialised(CALL) == (2, 2, 4)
+    assert prepared.specialized(CALL) == (2, 2, 4)
 
 
 @pytest.mark.parametrize(
@@ -249,15 +249,15 @@ def test_the_launches_of_a_new_shape_are_made_from_the_same_product(monkeypatch)
     """Its views have the shapes, strides in bytes and lowest address bits of the operands."""
     asked = []
 
-    def specialised(call):
+    def specialized(call):
         asked.append(call)
-        return prepared.PreparedLaunch(None, None, FORM, "specialised")
+        return prepared.PreparedLaunch(None, None, FORM, "specialized")
 
-    monkeypatch.setattr(prepared, "specialised", specialised)
+    monkeypatch.setattr(prepared, "specialized", specialized)
     served, _, _ = prepared.prepare_new(Images(), "gemm", (5, 3), (1, 5), (3, 7), (7, 1), 4096 + 4, 8192, True)
     served._swap()
     ((x, y, target, *options),) = asked
-    assert served.next() == "specialised"
+    assert served.next() == "specialized"
     assert (x.pointer, x.shape, x.strides, x.dtype, x.device) == (4, (5, 3), (4, 20), "f32", "cuda:0")
     assert (y.pointer, y.shape, y.strides) == (0, (3, 7), (28, 4))
     assert (target.shape, target.strides) == ((5, 7), (28, 4))

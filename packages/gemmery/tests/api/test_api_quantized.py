@@ -193,6 +193,15 @@ def test_every_code_of_e4m3_and_e2m1_and_every_tie():
     assert np.array_equal(to_e2m1(np.array([-7.0, 0.26, 5.01], np.float32)), [15, 1, 7])
 
 
+def test_empty_weights_and_whole_numbers_of_numpy():
+    assert gm.quantize(np.ones((0, 3)), "int4", zero_points=True).shape == (0, 3)
+    assert gm.quantize(np.ones((8, 3)), "int8", np.int64(4)).group == 4
+    with pytest.raises(ShapeError, match="one float32 for each matrix"):
+        gm.QuantizedMatrix(
+            "nvfp4", np.zeros((4, 8), np.uint8), np.zeros((4, 1), np.uint8), scale=np.ones(3, np.float32)
+        )
+
+
 def test_a_large_weight_is_quantized_in_parts(monkeypatch):
     w = weight(64, 50)
     whole = [gm.quantize(w, format_, group, zero_points=z) for format_, group, z, _ in KINDS if not group or group < 65]
@@ -294,7 +303,7 @@ def test_rows_become_codes_and_factors(format_, dtype, monkeypatch):
     scaled = single * (np.float32(1) / factors)
     wanted = scaled.astype(ml_dtypes.float8_e4m3fn) if top == 448 else np.rint(scaled).astype(np.int8)
     assert np.array_equal(codes.view(np.uint8), wanted.view(np.uint8))
-    monkeypatch.setattr("gemmery.api.row_codes._AT_ONCE", 100)
+    monkeypatch.setattr("gemmery.api.quantized._AT_ONCE", 100)
     assert np.array_equal(gm.quantize_rows(x, format_)[0].view(np.uint8), codes.view(np.uint8))
     assert gm.quantize_rows(x[:, :, :0], format_)[0].shape == (3, 5, 0)
     x[0, 0, 3], x[0, 1, 4] = np.nan, np.inf
@@ -317,6 +326,12 @@ def test_codes_are_multiplied_by_a_quantized_matrix(format_, kind):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     tensors = gm.quantize_rows(torch.ones(2, 64), format_)
     assert gm.matmul(tensors[0], matrix, scale_a=tensors[1]).shape == (2, 20)
+
+
+def test_rows_beyond_float32_give_no_warning():
+    codes, factors = gm.quantize_rows(np.array([[1e300, 1.0]]), "int8")
+    assert factors.tolist() == [[np.inf]]
+    assert codes.tolist() == [[0, 0]]
 
 
 def test_rows_that_are_refused_in_words():

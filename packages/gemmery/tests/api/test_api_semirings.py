@@ -151,3 +151,15 @@ def test_a_wrong_element_is_seen():
         c[3, 4] *= 1 + 1e-9
         assert verify.check_semiring(c, a, b, semiring).worst == (3, 4)
         assert not verify.check_semiring(c, a, b, semiring).ok
+
+
+def test_an_operand_that_is_resized_while_the_other_is_read():
+    a = np.ones((2000, 800), np.float32)
+
+    class Resizes:
+        def __array__(self, *_, **__):
+            a.resize((1, 1), refcheck=False)
+            return np.ones((800, 10), np.float32)
+
+    with pytest.raises(gm.LayoutError, match="a was resized"):
+        gm.matmul(a, Resizes(), semiring="log_sum_exp")

@@ -21,6 +21,8 @@ from gemmery import verify
 from gemmery.cpu import launch
 from operands import random
 
+pytestmark = pytest.mark.sampled(2)
+
 WORK = [
     (name, shape)
     for name in ("f32", "f64", "bf16", "int8")

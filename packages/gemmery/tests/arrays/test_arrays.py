@@ -98,7 +98,7 @@ def test_a_subclass_with_its_own_arithmetic_is_refused():
 
 
 class Frame:
-    """An array of labelled columns, such as pandas'."""
+    """An array of labeled columns, such as pandas'."""
 
     def __array__(self, *args, **options):
         return np.zeros((2, 2))

@@ -92,7 +92,7 @@ def nested(layout):
     return torch.nested.nested_tensor([torch.ones(2, 3), ONES], layout=layout)
 
 
-def uninitialised():
+def uninitialized():
     return torch.nn.UninitializedParameter(requires_grad=False)
 
 
@@ -108,7 +108,7 @@ def uninitialised():
         (ONES.to_mkldnn, gm.LayoutError, "_mkldnn.*to_dense"),
         (lambda: torch.quantize_per_tensor(ONES, 0.1, 0, torch.quint8), gm.DTypeError, r"quint8.*x\.dequantize\(\)"),
         (lambda: ONES.to("meta"), gm.DeviceError, "'meta' has no memory"),
-        (uninitialised, gm.LayoutError, "UninitializedParameter"),
+        (uninitialized, gm.LayoutError, "UninitializedParameter"),
     ],
     ids=lambda x: getattr(x, "__name__", None),
 )

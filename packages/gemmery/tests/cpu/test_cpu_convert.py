@@ -67,11 +67,11 @@ def between(low, high):
     steps = [halves[:-1] / 2 + halves[1:] / 2]
     bits = (every.astype(np.uint32) << 16) | 0x8000
     steps.append(bits.view(np.float32))
-    centres = np.concatenate(steps)
-    near = [np.nextafter(centres, np.float32(side)) for side in (-np.inf, np.inf)]
+    centers = np.concatenate(steps)
+    near = [np.nextafter(centers, np.float32(side)) for side in (-np.inf, np.inf)]
     special = np.array([0, -0.0, np.inf, -np.inf, np.nan, -np.nan, 65504, 65519.996, 65520, 1e38, 3.4e38], np.float32)
-    signalling = np.array([0x7F800001, 0xFF800001, 0x7FBFFFFF, 0x7FC00000, 0x7F80FFFF], np.uint32).view(np.float32)
-    return np.concatenate([spread, -spread, centres, *near, special, signalling])
+    signaling = np.array([0x7F800001, 0xFF800001, 0x7FBFFFFF, 0x7FC00000, 0x7F80FFFF], np.uint32).view(np.float32)
+    return np.concatenate([spread, -spread, centers, *near, special, signaling])
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -13,7 +13,7 @@ from gemmery.cpu.target import host
 from operands import LAYOUTS, STORED, numpy_dtype, place, problem, random
 from probes import floating_mode
 
-MODES = {"as it is": 0, "flushing": 0x8040, "upward": 0x4000, "towards zero": 0x6000}  # bits of MXCSR
+MODES = {"as it is": 0, "flushing": 0x8040, "upward": 0x4000, "toward zero": 0x6000}  # bits of MXCSR
 NAMES = ("f32", "f64", "f16", "bf16", "complex64", "complex128", "int8", "int32", "int64")
 LONG = (
     1,

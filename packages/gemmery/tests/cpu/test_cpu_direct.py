@@ -1,4 +1,4 @@
-"""Products without packing: the general kernel has the bits of a chain of multiply-adds, and of the specialised one."""
+"""Products without packing: the general kernel has the bits of a chain of multiply-adds, and of the specialized one."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_rows_in_one_set_of_the_cache_have_the_same_bits(name):
 
 @pytest.mark.parametrize("name", TYPES)
 @pytest.mark.parametrize("shape", [(1, 1, 1), (8, 8, 8), (5, 37, 3), (29, 33, 11), (3, 70, 40)])
-def test_specialised_tiles_have_the_bits_of_general_ones(name, shape):
+def test_specialized_tiles_have_the_bits_of_general_ones(name, shape):
     draw = np.random.default_rng(shape)
     for alpha, beta in SCALARS[:4:2]:
         layouts = [str(draw.choice(kinds)) for kinds in (("C", "F", "padded", "reversed"), ROWS, ROWS)]

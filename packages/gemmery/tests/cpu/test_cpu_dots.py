@@ -35,6 +35,7 @@ def multiply(shape, name, layouts, alpha=1, beta=0, threads=1):
     return c.array
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", TYPES)
 def test_every_shape_layout_and_scalar(name):
     draw = np.random.default_rng(0)

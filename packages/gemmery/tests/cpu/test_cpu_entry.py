@@ -316,7 +316,7 @@ def test_more_kinds_of_products_than_places():
     assert entry.counts()[0] <= places
 
 
-def test_neighbours_do_not_replace_each_other(met):
+def test_neighbors_do_not_replace_each_other(met):
     b = np.full((3, 5), 0.5)
     entry.forget()
     for width in range(3, 1003):

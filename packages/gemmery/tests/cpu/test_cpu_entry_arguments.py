@@ -416,7 +416,7 @@ def test_bias_of_every_type(result):
 
 
 def test_conversions_do_not_warn():
-    loud = np.array([[0x7F800001] * 3] * 3, np.uint32).view("f4")  # signalling NaN
+    loud = np.array([[0x7F800001] * 3] * 3, np.uint32).view("f4")  # signaling NaN
     huge = np.full(3, 1e300)
     with np.errstate(all="raise"):
         for _ in range(REPEATS):

@@ -16,6 +16,8 @@ from gemmery.cpu import batched, build, direct, gemv, jit, loops
 from gemmery.cpu.target import Target, host, instruction_set
 from gemmery.problem import Problem
 
+pytestmark = pytest.mark.sampled(2)
+
 TESTS = Path(__file__).parents[1]
 NARROWER = ISAS[: ISAS.index(host().isa)]
 FORBIDDEN = {
@@ -196,6 +198,7 @@ def test_limited_every_recorded_cpu_is_one_plain_cpu(cpu, isa, plain):
         assert limited == Target(isa, features(plain), cpu.cpu, llvm=LEVELS[isa])
 
 
+@pytest.mark.many
 @x86
 @pytest.mark.parametrize(("isa", "plain"), [("avx2", "haswell"), ("generic", "x86-64")])
 def test_code_for_a_plain_cpu_uses_what_that_cpu_has(isa, plain):

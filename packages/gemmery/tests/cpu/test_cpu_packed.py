@@ -26,7 +26,7 @@ BYTES = [(name, out) for name, out in PAIRS if name in ("int8", "uint8")]
 
 
 def multiply(a, b, c, config=None, *, alpha=1, beta=0, bias=None, activation=""):
-    """C by the packed product; C's memory, its neighbours' and the operands' are watched."""
+    """C by the packed product; C's memory, its neighbors' and the operands' are watched."""
     epilogue = "+".join(part for part in ("bias" if bias is not None else "", activation) if part)
     kernel = build.packed(problem(a, b, c, epilogue, alpha != 1 or beta != 0), config or {})
     row = None if bias is None else bias.view._replace(shape=bias.array.shape[2:], strides=bias.array.strides[2:])

@@ -320,11 +320,17 @@ def succeeds(code):
         ({"OMP_NUM_THREADS": "many"}, 5),
         ({"OMP_NUM_THREADS": "64"}, 5),
         ({"OMP_NUM_THREADS": "1", "GEMMERY_NUM_THREADS": "4"}, 4),
+        ({"MPI_LOCALNRANKS": "2"}, 2),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "8"}, 1),
+        ({"MPI_LOCALNRANKS": "2", "OMP_NUM_THREADS": "1"}, 1),
+        ({"MPI_LOCALNRANKS": "2", "cores": "6"}, 5),  # mpiexec has bound each process to five of six cores
     ],
 )
 def test_limits_that_others_set_hold(monkeypatch, variables, limit):
-    for name in ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK", "GEMMERY_NUM_THREADS"):
+    every = ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK", "GEMMERY_NUM_THREADS")
+    for name in (*every, "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: int(variables.get("cores", 5)))
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(counts, "cores", lambda: 5)

@@ -41,7 +41,7 @@ def forget():
 
 
 def table():
-    return tuned.table(target.described(host()), target.modelled(host())._asdict())
+    return tuned.table(target.described(host()), target.modeled(host())._asdict())
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def in_force(monkeypatch):
 
     def put(constants):
         monkeypatch.setattr(target, "override", constants)
-        for kept in (build.forget, dispatch.plan.cache_clear, dispatch.specialised.cache_clear):
+        for kept in (build.forget, dispatch.plan.cache_clear, dispatch.specialized.cache_clear):
             kept()
 
     yield put
@@ -86,14 +86,14 @@ def test_without_a_table_the_model_serves(place_of_table):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert table() == ({}, "", "")
-    assert target.constants() == target.modelled(host())
+    assert target.constants() == target.modeled(host())
 
 
 def test_a_table_replaces_the_constants_that_it_has(place_of_table):
     place_of_table.write_text(text(mc=48, direct_few=3))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert target.constants() == target.modelled(host())._replace(mc=48, direct_few=3)
+        assert target.constants() == target.modeled(host())._replace(mc=48, direct_few=3)
     assert table().path == str(place_of_table)
 
 
@@ -122,7 +122,7 @@ BAD = {
 def test_a_table_that_does_not_fit_is_named_once_and_ignored(place_of_table, content, why):
     place_of_table.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.warns(RuntimeWarning) as warned:
-        assert {target.constants() for _ in range(3)} == {target.modelled(host())}
+        assert {target.constants() for _ in range(3)} == {target.modeled(host())}
     (message,) = (str(each.message) for each in warned)
     assert str(place_of_table) in message
     assert why in message
@@ -132,7 +132,7 @@ def test_a_table_that_does_not_fit_is_named_once_and_ignored(place_of_table, con
 
 def test_a_variable_names_another_table_or_none(place_of_table, monkeypatch, tmp_path):
     place_of_table.write_text(text(mc=48))
-    for value, mc in (("off", target.modelled(host()).mc), (str(tmp_path / "mine.json"), 60)):
+    for value, mc in (("off", target.modeled(host()).mc), (str(tmp_path / "mine.json"), 60)):
         (tmp_path / "mine.json").write_text(text(mc=60))
         monkeypatch.setenv("GEMMERY_TABLE", value)
         forget()
@@ -140,7 +140,7 @@ def test_a_variable_names_another_table_or_none(place_of_table, monkeypatch, tmp
     (tmp_path / "mine.json").unlink()
     forget()
     with pytest.warns(RuntimeWarning, match=r"mine\.json is ignored: there is no such file"):
-        assert target.constants() == target.modelled(host())
+        assert target.constants() == target.modeled(host())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="XDG_DATA_HOME is Linux's")
@@ -202,11 +202,11 @@ def test_products_of_processes_with_different_tables_are_equal(tmp_path):
     printed = set()
     for at, constants in enumerate([None, *TABLES]):
         file = tmp_path / f"{at}.json"
-        file.write_text(text(**(constants or target.modelled(host()))._asdict()))
+        file.write_text(text(**(constants or target.modeled(host()))._asdict()))
         environment = {**os.environ, "GEMMERY_TABLE": str(file) if constants else "off", "GEMMERY_NUM_THREADS": "2"}
         code = [sys.executable, "-W", "error", "-c", DIGESTS]
         mc, digest = subprocess.run(code, env=environment, capture_output=True, text=True, check=True).stdout.split()
-        assert int(mc) == (constants or target.modelled(host())).mc
+        assert int(mc) == (constants or target.modeled(host())).mc
         printed.add(digest)
     assert len(printed) == 1
 

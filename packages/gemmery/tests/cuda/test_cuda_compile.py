@@ -267,9 +267,9 @@ def test_the_report_of_a_kernel_begins_where_ptxas_compiles_it():
         "ptxas info    : Used 30 registers, used 0 barriers, 16 bytes smem\n"
     )
     assert nvrtc.report(log, "f") == nvrtc.Report(30, 16, 8, 4, 2)
-    assert nvrtc.serialised(log, "f").startswith("(C7517) wgmma.wait_group is injected")
+    assert nvrtc.serialized(log, "f").startswith("(C7517) wgmma.wait_group is injected")
     for code in (7507, 7520):
-        assert "bytes of local memory" in nvrtc.serialised(log.replace("C7517", f"C{code}"), "f")
+        assert "bytes of local memory" in nvrtc.serialized(log.replace("C7517", f"C{code}"), "f")
 
 
 @pytest.mark.compiler

@@ -126,7 +126,7 @@ def test_each_card_is_found_in_capitals_and_by_its_compute_capability():
 
 
 @pytest.mark.parametrize(("name", "meant"), [("RTX3O90", "rtx3090"), ("4090", "rtx4090"), ("h1000", "h100")])
-def test_a_misspelt_card_suggests_the_one_that_was_meant(name, meant):
+def test_a_misspelled_card_suggests_the_one_that_was_meant(name, meant):
     for resolve in (find, card, architecture):
         with pytest.raises(DeviceError, match=f"{name!r} is neither present nor known; did you mean {meant!r}"):
             resolve(name)

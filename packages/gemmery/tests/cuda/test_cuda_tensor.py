@@ -64,7 +64,7 @@ def test_an_access_never_crosses_an_edge():
             assert widths == [2 if side % 2 == 0 else 1 for side in along]
 
 
-def test_what_has_no_adjacent_neighbours_is_kept_along_k():
+def test_what_has_no_adjacent_neighbors_is_kept_along_k():
     """A tile is padded along its rows: the bytes depend on which they are."""
     config = {**WMMA.default, "bm": 128, "bn": 32}
 

@@ -54,24 +54,24 @@ def test_a_column_major_result_is_the_product_of_the_transposes():
 
 def test_many_small_products_have_their_own_kernel_and_a_few_do_not():
     many = Problem(4, 4, 4, "f32", "f32", batch=1000)
-    assert dispatch.specialised(many).rung.name == "batched"
+    assert dispatch.specialized(many).rung.name == "batched"
     assert first(many) == first(many._replace(batch=2)) == "direct"
-    assert dispatch.specialised(many._replace(m=40, n=40, k=40)) is None  # too large for a kernel of one shape
+    assert dispatch.specialized(many._replace(m=40, n=40, k=40)) is None  # too large for a kernel of one shape
 
 
 def test_tiny_products_have_tiles_of_their_own():
     tiny = Problem(8, 8, 8, "f64", "f64")
-    plan = dispatch.specialised(tiny)
+    plan = dispatch.specialized(tiny)
     assert plan.rung.name == "direct"
     assert plan.kernel.address != dispatch.plan(tiny).kernel.address
-    assert dispatch.specialised(Problem(8, 8, 8, "int8", "int8")).rung.name == "direct"
+    assert dispatch.specialized(Problem(8, 8, 8, "int8", "int8")).rung.name == "direct"
     for other in (
         tiny._replace(k=800),
         tiny._replace(n=1),
         tiny._replace(b_layout="col"),
         Problem(8, 8, 8, "f16", "f16"),
     ):
-        assert dispatch.specialised(other) is None
+        assert dispatch.specialized(other) is None
 
 
 def test_intel_packs_sooner():

@@ -175,3 +175,91 @@ def test_the_plan_in_words():
     text = str(gd.explain(a, a, dtype="bf16"))
     assert "4096 x 4096 x 4096 bf16 over 4 ranks (4)" in text
     assert "rank 0 -> rank 1: 8 MiB" in text
+
+
+# The products of layers over 4 and 8 GPUs: m, n, k, and MiB on each link. Of the gather a rank sends its rows of x, in
+# bf16; of the scatter it sends m / ranks rows of n sums in float32.
+GATHERS = [
+    (8192, 28672, 8192, {4: 32, 8: 16}),
+    (4096, 14336, 4096, {4: 8, 8: 4}),
+    (2048, 8192, 8192, {4: 8, 8: 4}),
+    (512, 8192, 8192, {4: 2, 8: 1}),
+]
+SCATTERS = [
+    (8192, 8192, 28672, {4: 64, 8: 32}),
+    (4096, 4096, 14336, {4: 16, 8: 8}),
+    (2048, 8192, 8192, {4: 16, 8: 8}),
+    (512, 8192, 8192, {4: 4, 8: 2}),
+]
+
+
+def of_layer(shape, ranks, size, ways):
+    m, n, k = shape
+    places = (ROWS, COLUMNS) if ways == "n" else (COLUMNS, ROWS)
+    a, b = (gd.even(sides, (ranks,), (place,)) for sides, place in zip(((m, k), (k, n)), places, strict=True))
+    found = gd.explain(a, b, dtype="bf16", ways=ways)
+    pairs = [(s, r) for s in range(ranks) for r in range(ranks) if s != r]
+    assert found.links == dict.fromkeys(pairs, size * MIB)
+    assert found.received == (ranks - 1) * size * MIB
+    assert found.product == pytest.approx(2 * m * n * k / ranks / 785e12)
+    text = str(found)
+    assert f"{m} x {n} x {k} bf16 over {ranks} ranks" in text
+    assert text.count(f": {size} MiB") == len(pairs)
+    return found, text
+
+
+@pytest.mark.parametrize("ranks", [4, 8])
+@pytest.mark.parametrize(("m", "n", "k", "sizes"), GATHERS, ids=str)
+def test_gathers_over_four_and_eight(m, n, k, sizes, ranks):
+    """All but a step of the rows comes while others are multiplied."""
+    found, text = of_layer((m, n, k), ranks, sizes[ranks], "n")
+    coming = (ranks - 1) * (sizes[ranks] * MIB / 350e9 + 15e-6)
+    steps = max(1, (ranks - 1) * sizes[ranks] // 32)
+    assert found.steps == steps
+    hidden = min(coming, found.product) * (steps - 1) / steps
+    assert found.arrival == pytest.approx(coming)
+    assert found.seconds == pytest.approx(coming + found.product - hidden)
+    assert f"predicted {found.seconds * 1e6:.4g} us" in text or f"predicted {found.seconds * 1e3:.4g} ms" in text
+
+
+@pytest.mark.parametrize("ranks", [4, 8])
+@pytest.mark.parametrize(("m", "n", "k", "sizes"), SCATTERS, ids=str)
+def test_scatters_over_four_and_eight(m, n, k, sizes, ranks):
+    """C is joined when all of it is there: sums are sent, and those that come are read and added to m x n own ones."""
+    found, _ = of_layer((m, n, k), ranks, sizes[ranks], "k")
+    coming = (ranks - 1) * sizes[ranks] * MIB
+    joining = coming / 350e9 + (ranks - 1) * 15e-6 + (coming + 4 * m * n) / 4.0e12
+    assert (found.arrival, found.out.placements) == (0, (ROWS,))
+    assert found.joining == pytest.approx(joining)
+    assert found.seconds == pytest.approx(joining + found.product)
+
+
+# Squares: the layout, MiB on each link, and how many ranks send to each.
+SQUARES = [
+    (16384, (4,), 128, 3),
+    (32768, (4,), 512, 3),
+    (16384, (8,), 64, 7),
+    (32768, (8,), 256, 7),
+    (16384, (2, 2), 128, 2),
+    (32768, (2, 2), 512, 2),
+    (16384, (2, 4), 64, 4),
+    (32768, (2, 4), 256, 4),
+]
+
+
+@pytest.mark.parametrize(("n", "mesh", "size", "senders"), SQUARES, ids=str)
+def test_squares_over_four_and_eight(n, mesh, size, senders):
+    """By rows each rank misses all other parts of B; by blocks, those of A in its row of ranks, of B in its column."""
+    ranks = math.prod(mesh)
+    a = gd.even((n, n), mesh, (ROWS, COLUMNS)[: len(mesh)])
+    found = gd.explain(a, a, dtype="bf16", ways="mn"[: len(mesh)])
+    assert len(found.links) == ranks * senders
+    assert set(found.links.values()) == {size * MIB}
+    assert found.received == senders * size * MIB
+    assert found.product >= 2 * n**3 / ranks / 785e12
+    arrival = senders * (size * MIB / 350e9 + 15e-6)
+    assert found.arrival == pytest.approx(arrival)
+    hidden = min(arrival, found.product) * (found.steps - 1) / found.steps
+    assert found.seconds == pytest.approx(found.product + arrival - hidden)
+    rows, everywhere = (gd.even((n, n), mesh, (place,) * len(mesh)) for place in (ROWS, COPIES))
+    assert gd.explain(rows, everywhere, dtype="bf16").links == {}

@@ -246,7 +246,7 @@ def test_the_current_stream_is_used_and_nothing_waits():
     assert torch.equal(result, expected)
 
 
-def test_no_memory_is_copied_to_the_host_and_nothing_synchronises():
+def test_no_memory_is_copied_to_the_host_and_nothing_synchronizes():
     a, b, bias, c = tensor((64, 48)), tensor((48, 32)), tensor((32,)), tensor((64, 32))
     mode = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")

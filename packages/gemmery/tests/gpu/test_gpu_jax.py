@@ -18,6 +18,8 @@ from operands import random
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX would take most of the device's memory
 jax = pytest.importorskip("jax", reason="JAX is not installed")
+# JAX leaves the last device that it starts the current one of the thread, also for PyTorch.
+jax.config.update("jax_cuda_visible_devices", "0")
 jnp = jax.numpy
 
 from gemmery.jax import handler, matmul, traced  # noqa: E402 # after the skip

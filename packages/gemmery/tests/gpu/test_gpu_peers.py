@@ -18,7 +18,9 @@ pytestmark = [
 ]
 
 
-def test_products_of_two_ranks_over_peers_memory():
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", str(PROGRAM)]
+@pytest.mark.parametrize("way", ["apart", "inside"])
+def test_products_of_two_ranks_over_peers_memory(way):
+    run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    command = [*run, str(PROGRAM), way]
     done = subprocess.run(command, check=False, env={**os.environ}, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr

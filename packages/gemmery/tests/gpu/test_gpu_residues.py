@@ -9,7 +9,7 @@ import pytest
 
 from gemmery.cuda import driver
 from gemmery.ladder.cuda import CUDA
-from gemmery.ladder.float64_residues import MODULI, MOST, norms
+from gemmery.ladder.int8_pieces import MODULI, MOST, norms
 from gemmery.ladder.rung import find
 from gpu_operands import built, matrices, place, problem, run
 from residue_rules import U, expected, scaling

@@ -46,13 +46,13 @@ def of_kind(kind, m, n, k, seed=0):
         a[:, 0], b[0] = 1, 1
     elif kind == "integers":
         a, b = draw.integers(-(2**20), 2**20, (m, k)), draw.integers(-(2**20), 2**20, (k, n))
-    elif kind == "cancelling":
+    elif kind == "canceling":
         half = k // 2
         a[:, half : 2 * half], b[half : 2 * half] = -a[:, :half], b[:half] * (1 + 2.0**-20)
     return a.astype(np.float32), b.astype(np.float32)
 
 
-KINDS = ("normal", "uniform", "wide", "rows", "graded", "steep", "cut", "integers", "cancelling")
+KINDS = ("normal", "uniform", "wide", "rows", "graded", "steep", "cut", "integers", "canceling")
 
 
 def multiplied(name, a, b, layouts=("row", "row", "row"), config=None):

@@ -11,7 +11,7 @@ from gemmery import tiers
 from gemmery.api import prepared
 from gemmery.api.device_call import table
 from gemmery.arrays import view
-from gemmery.cuda import driver, images
+from gemmery.cuda import driver
 from gemmery.errors import RefusedError
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.general import GENERAL
@@ -105,14 +105,14 @@ def test_every_entry_serves_new_shapes(monkeypatch):
         gm.matmul(a, b[:-1])
 
 
-def test_without_tiers_the_specialised_kernel_runs_at_once(monkeypatch):
+def test_without_tiers_the_specialized_kernel_runs_at_once(monkeypatch):
     monkeypatch.setenv("GEMMERY_TIERS", "off")
-    monkeypatch.setattr(images, "_images", {})
+    monkeypatch.setattr(prepared, "_images", {})
     a, b = operands("bf16", 72, 56, 40)
     assert torch.equal(gm.matmul(a, b), (a.double() @ b.double()).bfloat16())
     (product,) = table.calls.values()
     assert product.served.countdown == 0
-    assert [name for name, *_ in table.launches] == ["specialised", "prepare"]
+    assert [name for name, *_ in table.launches] == ["specialized", "prepare"]
 
 
 def test_a_graph_captured_before_the_swap_replays_after_it():

@@ -24,6 +24,7 @@ from gemmery.errors import ArgumentError
 from operands import random
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
+jax.config.update("jax_cuda_visible_devices", "0")
 jnp = jax.numpy
 
 from jax.extend.core import jaxprs_in_params  # noqa: E402 # after the skip
@@ -315,7 +316,7 @@ def test_a_kernel_for_one_shape_takes_its_place_in_the_background():
     assert np.array_equal(matmul(a, b), expected)
     tiers.wait()
     address = handler.know(product)
-    how = handler.specialised(handler.prepared(product))
+    how = handler.specialized(handler.prepared(product))
     assert how is not None
     job = ctypes.string_at(address + xla.JOB_AT, 8 * len(JOB))
     assert job == handler.job(product, how, gm.get_num_threads()).job

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 import gemmery as gm
 import gemmery.numpy as gmn
+from gemmery import numpy as installing
 from gemmery import tiers, verify
 from gemmery.cpu import build, layout, pool, ufunc
-from gemmery.numpy import installing
 from gemmery.problem import Problem
 
 if not pool.address():

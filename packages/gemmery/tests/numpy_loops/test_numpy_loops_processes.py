@@ -90,7 +90,7 @@ FORK = """
 import os, time
 import numpy as np, gemmery.numpy
 from gemmery import tiers
-from gemmery.numpy import installing
+from gemmery import numpy as installing
 gemmery.numpy.install()
 installing.count(True)
 a = np.arange(900).reshape(30, 30).astype("i4")
@@ -166,7 +166,7 @@ def test_subinterpreters_multiply_beside_the_loops():
 def test_without_tiers_every_kernel_is_there_after_install():
     code = """
 import numpy as np, gemmery.numpy
-from gemmery.numpy import installing
+from gemmery import numpy as installing
 gemmery.numpy.install("int8")
 installing.count(True)
 a = np.ones((50, 50), "i1")

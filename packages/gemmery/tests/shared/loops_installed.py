@@ -4,7 +4,7 @@ Products of every size are computed by gemmery here, since most in NumPy's tests
 """
 
 import gemmery.numpy
-from gemmery.numpy import installing
+from gemmery import numpy as installing
 
 installing._LEAST = 1
 gemmery.numpy.install((*gemmery.numpy.DEFAULT, "float32", "float64", "complex64", "complex128"), wait=True)

@@ -1,11 +1,27 @@
 """The parts of matrices that ranks hold, and the matrix that parts make."""
 
+import math
 from itertools import product
 
 import numpy as np
 
 import gemmery.distributed as gd
 from gemmery.distributed import layouts
+
+
+def uneven(shape, mesh, placements, seed):
+    """A layout whose parts have any sizes, also none."""
+    boxes = []
+    for rank in range(math.prod(mesh)):
+        ends = [[0, shape[0]], [0, shape[1]]]
+        for dim, (at, size, place) in enumerate(zip(layouts.coordinates(rank, mesh), mesh, placements, strict=True)):
+            if isinstance(place, gd.Shard):
+                start, stop = ends[place.dim]
+                cuts = np.random.default_rng([seed, dim, place.dim, start, stop]).integers(start, stop + 1, size - 1)
+                edges = [start, *np.sort(cuts).tolist(), stop]
+                ends[place.dim] = edges[at : at + 2]
+        boxes.append(layouts.Part(*ends[0], *ends[1]))
+    return layouts.Distribution(shape, mesh, tuple(placements), tuple(boxes))
 
 
 def parts(whole, layout, rng):

@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from gemmery.ladder.float64_residues import MODULI
+from gemmery.ladder.int8_pieces import MODULI
 
 U = 2.0**-53
 

@@ -1,6 +1,6 @@
 """Run the rungs of the GPU ladder on a few small ragged problems, for compute-sanitizer: `make sanitize`.
 
-Operands have no guards: the sanitizer knows where each allocation ends. C is not initialised, but where tensor copies
+Operands have no guards: the sanitizer knows where each allocation ends. C is not initialized, but where tensor copies
 write it: initcheck does not see those (CUDA 13.0), so there C holds NaN before.
 
     python tests/shared/sanitized.py --names      the rungs, one a line
@@ -51,7 +51,7 @@ def touch(
         if kernel is None:
             continue
         if not any(each.operand == "c" for each in kernel.geometry.maps):
-            c.memory = driver.Memory(c.memory.size)  # not initialised
+            c.memory = driver.Memory(c.memory.size)  # not initialized
         options, row = {}, None
         if finished:
             held = dtypes.get(name).accumulator

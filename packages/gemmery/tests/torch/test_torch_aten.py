@@ -11,7 +11,7 @@ from gemmery.torch import aten  # noqa: E402
 if not hasattr(torch.library, "get_kernel"):
     pytest.skip("this PyTorch has no torch.library.get_kernel", allow_module_level=True)
 
-ALWAYS = {name: {"1x512x512": 9.0, "32x32x32": 9.0} for name in aten.TYPES}
+ALWAYS = {name: {"1x512x512": 9.0, "32x32x32": 9.0} for name in (*aten.TYPES, *aten.APART)}
 
 
 @pytest.fixture
@@ -47,16 +47,44 @@ def test_values(served, name):
     results = [(a @ b, exact), (torch.bmm(a[None], b[None])[0], exact)]
     results += [(torch.addmm(c, a, b), c.to(wide) + exact), (torch.addmm(c, a, b, beta=0, alpha=2), 2 * exact)]
     results += [(a[:2] @ b, exact[:2]), (turned @ b, of_turned)]
+    results += [(torch.baddbmm(c, a[None], b[None])[0], c.to(wide) + exact)]
     for result, expected in results:
         assert result.dtype == dtype
         assert torch.allclose(result.to(wide), expected.to(dtype).to(wide), rtol=tolerance, atol=tolerance * 20)
-    assert served == ["mm", "bmm", "addmm", "addmm", "mm", "mm"]
+    assert served == ["mm", "bmm", "addmm", "addmm", "mm", "mm", "baddbmm"]
 
 
 def test_int_mm(served):
     a = numbers(40, 64, dtype=torch.int8)
     assert torch.equal(torch._int_mm(a, a.t().contiguous()), a.int() @ a.int().t())
     assert served[0] == "_int_mm"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_groups_and_their_gradients(served, dtype):
+    a, b = numbers(100, 64, dtype=dtype).requires_grad_(), numbers(3, 64, 48, dtype=dtype).requires_grad_()
+    offsets, starts = torch.tensor([30, 30, 100], dtype=torch.int32), (0, 30, 30)
+    result = torch._grouped_mm(a, b, offs=offsets)
+    result.sum().backward()
+    groups = list(zip(starts, offsets.tolist(), strict=True))
+    expected = torch.cat([a[i:j].double() @ w.double() for (i, j), w in zip(groups, b, strict=True)])
+    assert torch.allclose(result.double(), expected, rtol=2e-2, atol=0.4)
+    for (i, j), gradient in zip(groups, b.grad, strict=True):
+        wanted = a[i:j].double().sum(0)[:, None].expand(64, 48)
+        assert torch.allclose(gradient.double(), wanted, rtol=2e-2, atol=0.4)
+    assert served == ["_grouped_mm"] * 3
+    torch._grouped_mm(a[:, :60], b[:, :60, :44], offs=offsets)  # rows of the result are padded
+    assert served == ["_grouped_mm"] * 3
+
+
+@pytest.mark.parametrize("scales", [((), ()), ((40, 1), (1, 48))])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_scaled_float8(served, dtype, scales):
+    a, b = numbers(40, 64, dtype=torch.float32).to(dtype), numbers(48, 64, dtype=torch.float32).to(dtype).t()
+    scale_a, scale_b = (torch.rand(shape) + 0.5 for shape in scales)
+    result = torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=torch.bfloat16)
+    assert torch.allclose(result.double(), a.double() @ b.double() * scale_a * scale_b, rtol=1e-2, atol=1e-2)
+    assert served == ["_scaled_mm"]
 
 
 def test_gradients_and_layers(served):
@@ -79,6 +107,17 @@ def test_what_is_passed_on(served):
         torch.mm(numbers(64, 64, dtype=torch.int8), numbers(63, 64, dtype=torch.int8))
     with pytest.raises(RuntimeError, match="dtype"):
         torch.mm(numbers(64, 64, dtype=torch.int8), numbers(64, 64, dtype=torch.int16))
+    i8, i32 = torch.int8, torch.int32
+    for operation, arguments, options in (
+        (torch.mm, [(2, 40, 64), (64, 40)], {}),
+        (torch.bmm, [(1, 40, 64), (3, 64, 40)], {}),
+        (torch._int_mm, [(40, 64), (64, 40)], {}),
+        (torch.addmm, [(2, 40), (40, 64), (64, 40)], {"beta": 0}),
+    ):
+        with pytest.raises(RuntimeError):
+            operation(*(numbers(*shape, dtype=i32) for shape in arguments), **options)
+    c, a = numbers(64, 64, dtype=i8), numbers(64, 64, dtype=i8)
+    torch.addmm(c, a, a, alpha=0.5)
     assert served == []
     small @ small  # thin
     assert served == ["mm"]
@@ -99,7 +138,7 @@ def test_ratios_are_measured_once(monkeypatch, tmp_path):
     first = aten.measured()
     count = len(asked)
     assert aten.measured() == first
-    assert len(asked) == count == len(aten.TYPES) * 4
+    assert len(asked) == count == len((*aten.TYPES, *aten.APART)) * 4
 
 
 def test_a_pytorch_without_kernels_to_pass_on_to_is_refused(monkeypatch):

@@ -125,11 +125,31 @@ def test_torch_compile_calls_it_as_it_is():
     assert torch.allclose(compiled(x), F.gelu(2 * x @ w + b) + 1, atol=1e-5)
 
 
+def test_operands_may_have_the_names_of_gradients_and_sums():
+    layer = gemmery.torch.fused(lambda c, gradient0, sum0: c * c * gradient0 + sum0)
+    x, w, p, q = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((3, 4), (4, 5), (5,), (5,)))
+    grads = torch.autograd.grad(layer(x, w, gradient0=p, sum0=q).sum(), (x, w, p, q))
+    wanted = torch.autograd.grad(((x @ w) ** 2 * p + q).sum(), (x, w, p, q))
+    assert all(torch.allclose(a, b) for a, b in zip(grads, wanted, strict=True))
+
+
+def test_operands_broadcast_over_a_batch():
+    layer, x, w = gemmery.torch.fused(lambda c, b: c + b), torch.ones(2, 3, 4), torch.ones(4, 5)
+    for shape in ((3, 1), (3, 5), (1, 5), (1, 1, 5), (2, 1, 1)):
+        b = torch.randn(shape)
+        assert torch.equal(layer(x, w, b=b), 4 + b.expand(2, 3, 5))
+    with pytest.raises(gm.ShapeError, match=r"\(6, 5\)"):
+        layer(x, w, b=torch.ones(6, 5))
+    with pytest.raises(gm.ArgumentError, match="row_index"):
+        gemmery.torch.fused(lambda c: c + gm.row_index(c))(x, w)
+
+
 def test_wrong_calls_are_refused():
     x, w = torch.ones(2, 3), torch.ones(3, 4)
     with pytest.raises(gm.ArgumentError, match="no value for its operand 'b'"):
         gemmery.torch.fused(lambda c, b: c + b)(x, w)
-    with pytest.raises(gm.ArgumentError, match="multiplies by a matrix"):
-        gemmery.torch.fused(lambda c: c)(x, torch.ones(2, 3, 4))
+    for wrong in ((x, torch.ones(2, 3, 4)), (x, [w]), (np.ones((2, 3)), w), (torch.tensor(1.0), w)):
+        with pytest.raises(gm.ArgumentError, match="multiplies tensors"):
+            gemmery.torch.fused(lambda c: c)(*wrong)
     with pytest.raises(gm.ArgumentError, match="no operand 'd'"):
         gemmery.torch.fused(lambda c, b: c + b)(x, w, d=1)

@@ -140,7 +140,7 @@ class Operations:
 SUMS = {"tf32": {1: "f32"}, "f16": {0: "f16", 1: "f32"}, "f8f6f4": {0: "f16", 1: "f32"}, "i8": {2: "s32"}}
 SIDES = {"tf32": {2: "tf32"}, "f16": {0: "f16", 1: "bf16"}, "f8f6f4": {0: "e4m3", 1: "e5m2"}, "i8": {0: "u8", 1: "s8"}}
 _SIZES = {"tf32": 4, "f16": 2, "f8f6f4": 1, "i8": 1}
-NARROW = {3: "e2m3", 4: "e3m2", 5: "e2m1"}  # of f8f6f4, not modelled
+NARROW = {3: "e2m3", 4: "e3m2", 5: "e2m1"}  # of f8f6f4, not modeled
 
 
 @dataclass(frozen=True)
@@ -206,9 +206,9 @@ def shape_of(kind: str, pair: bool, bits: int) -> TensorShape | str:
     m, n, sums = (bits >> 24 & 31) * 16, (bits >> 17 & 63) * 8, bits >> 4 & 3
     a, b = bits >> 7 & 7, bits >> 10 & 7
     if bits >> 2 & 1:
-        return "with a sparse A, which is not modelled"
+        return "with a sparse A, which is not modeled"
     if kind == "f8f6f4" and (a in NARROW or b in NARROW):
-        return f"of {NARROW.get(a) or NARROW[b]}, which is not modelled"
+        return f"of {NARROW.get(a) or NARROW[b]}, which is not modeled"
     if a not in SIDES[kind] or b not in SIDES[kind] or sums not in SUMS[kind]:
         return f"with types {a} and {b} and sums {sums}, which .kind::{kind} does not have"
     if kind == "f16" and a != b:

@@ -209,7 +209,7 @@ def _multiply(lowering: Lowering, instruction: Instruction, index: int) -> Step:
             some = each == number
             threads = every[some]
             if isinstance(shape, str):
-                if "not modelled" in shape:
+                if "not modeled" in shape:
                     raise EmulationError(f"{instruction.text!r} ({instruction.line}): a product {shape}")
                 report_misuse(machine, index, threads, f"starts a product {shape}: correct the instruction descriptor")
                 continue

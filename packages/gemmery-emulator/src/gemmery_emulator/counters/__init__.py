@@ -1,6 +1,6 @@
 """The observer that counts what a kernel does: `EmulatedRun.shared`, `EmulatedRun.global_` and the others.
 
-One pass over the events counts each access twice: as it is in the PTX, and as ptxas merges it with its neighbours
+One pass over the events counts each access twice: as it is in the PTX, and as ptxas merges it with its neighbors
 (merging.py). The rules of memory are in banks.py.
 """
 
@@ -46,7 +46,7 @@ class Counters(Observer):
         self._kernel = kernel
         self._merges = {} if merges is None else merges
         size = len(kernel.instructions) + 1
-        # Differences between neighbouring instructions, so that counting a range takes two additions.
+        # Differences between neighboring instructions, so that counting a range takes two additions.
         self._warps, self._threads = [0] * size, [0] * size
         self._branches, self._divergent = [0] * size, [0] * size
         self._written: Counted = {}  # accesses as they are in the PTX
@@ -116,6 +116,14 @@ class Counters(Observer):
         if merge is not None and merge.first == index:
             cost = _cost(addresses + merge.offset, mask, space, kind, merge.width)
             _add(self._wide, index, space, kind, tuple(times * value for value in cost))
+
+    def repeated_copies(
+        self, index: int, width: int, to: Indices, read: Indices, mask: Mask, fetched: Mask, times: int
+    ) -> None:
+        """Count what cp.async writes, one row of lanes for each warp."""
+        bypass = "cg" in self._kernel.instructions[index].opcode.modifiers
+        cost = banks.copied(to, read, mask, fetched, width, bypass)
+        _add(self._written, index, "shared", "cp.async", tuple(times * value for value in cost))
 
     def branched(self, index: int, warps: int, divergent: int) -> None:
         """Count executions of a branch by warps."""

@@ -2,7 +2,7 @@
 
 The rules come from comparing PTX with the machine code that ptxas makes of it. An access of 8 or 16 bytes must be
 aligned, so ptxas merges only if it knows that: from the offsets of shared variables and arithmetic on addresses
-(`low_bits`), or from an equally wide access with the same base. Merging across basic blocks is not modelled.
+(`low_bits`), or from an equally wide access with the same base. Merging across basic blocks is not modeled.
 
 In the machine code of 77 kernels for sm_90a all 181 loads of global memory after a branch that skips at most LONGEST
 instructions were predicated, so that all warps execute them. Longer bodies, and those that access shared memory, are

@@ -107,7 +107,7 @@ class Findings(Observer):
     def undefined(self, machine: Machine, index: int, threads: Indices, use: Line) -> None:
         after = "" if use == machine.kernel.instructions[index].line else f" and uses what comes of it at {use}"
         what = f"reads a variable, or an element of its own array, that it has not written{after}: set it first"
-        self._broken("uninitialised", index, threads, what)
+        self._broken("uninitialized", index, threads, what)
 
     def branch(self, machine: Machine, index: int, jumps: Any, active: Mask) -> None:
         guard = machine.kernel.instructions[index].guard

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from gemmery_emulator.findings import pointers
-from gemmery_emulator.machine import Dims, Machine, unravelled
+from gemmery_emulator.machine import Dims, Machine, unraveled
 from gemmery_emulator.memory import PAGE
 from gemmery_emulator.ptx import Instruction, Label, Line, PtxKernel, calling
 
@@ -48,7 +48,7 @@ def line_of(machine: Machine, index: int) -> str:
 def indices(machine: Machine, thread: int) -> tuple[Dims, Dims]:
     """blockIdx and threadIdx of a thread of the chunk."""
     number, own = divmod(thread, machine.block_threads)
-    return unravelled(int(machine.block_ids[number]), machine.launch.grid), unravelled(own, machine.launch.block)
+    return unraveled(int(machine.block_ids[number]), machine.launch.grid), unraveled(own, machine.launch.block)
 
 
 def thread(machine: Machine, number: int, with_block: bool = True) -> str:
@@ -188,7 +188,7 @@ def mbarrier(machine: Machine, at: int, phase: int, expected: int, pending: int,
     if pending == expected and not missing:
         check = "nothing has arrived in it: check the parity that is waited for, and that threads arrive in each pass"
     elif pending > 0:
-        check = "check the number of arrivals that it was initialised for, and that all of them are made"
+        check = "check the number of arrivals that it was initialized for, and that all of them are made"
     else:
         check = "check the bytes that are expected against those of the copies"
     lacks = (
@@ -244,7 +244,7 @@ def _plain(symbol: str) -> str:
 
 def _short(index: int, shape: Dims) -> str:
     """A place as a number if the shape has one dimension, else as (x, y, z)."""
-    return str(index % shape[0] if shape[1] == shape[2] == 1 else unravelled(index, shape))
+    return str(index % shape[0] if shape[1] == shape[2] == 1 else unraveled(index, shape))
 
 
 EQUAL, SKIPPED, UNWRITTEN = WARNINGS = ("equal stores", "skipped barrier", "unwritten")
@@ -257,12 +257,12 @@ ORDER = ("out of bounds", "misaligned", "deadlock", "divergent barrier", "warp m
 class Finding:
     """One fault at one line, or between two lines, with the first thread that committed it.
 
-    `kind` is "out of bounds", "misaligned", "uninitialised", "not landed", "race", "divergent barrier",
+    `kind` is "out of bounds", "misaligned", "uninitialized", "not landed", "race", "divergent barrier",
     "deadlock", "warp mask" or "misuse"; of a warning "equal stores", "skipped barrier",
     "unwritten" or "source".
 
-    >>> print(Finding("uninitialised", Line("sum.cu", 7), "thread 1 of block 0 reads byte 4 ...", (0, 0, 0), (1, 0, 0)))
-    sum.cu:7: uninitialised: thread 1 of block 0 reads byte 4 ...
+    >>> print(Finding("uninitialized", Line("sum.cu", 7), "thread 1 of block 0 reads byte 4 ...", (0, 0, 0), (1, 0, 0)))
+    sum.cu:7: uninitialized: thread 1 of block 0 reads byte 4 ...
     """
 
     kind: str

@@ -279,7 +279,7 @@ class History:
         places, threads = self._places(addresses, threads, width)
         stamps = self._stamps[threads] | index << INDEX_AT | ATOMIC
         written = self._written[places]
-        self._emit("uninitialised", index, written == 0, places, threads, written)
+        self._emit("uninitialized", index, written == 0, places, threads, written)
         self._check_write(index, places, threads, stamps)
         stored = np.where(written & ATOMIC != 0, self._stored[places], 0)
         if stored.max(initial=0) >= self._new:
@@ -359,7 +359,7 @@ class History:
             return
         never, under_way = written == 0, written & UNDER_WAY != 0
         race = self._unordered(written, threads, stamps) & ~under_way
-        for kind, faulty in (("uninitialised", never), ("not landed", under_way), ("race", race)):
+        for kind, faulty in (("uninitialized", never), ("not landed", under_way), ("race", race)):
             self._emit(kind, index, faulty, places, threads, written)
 
     def _check_write(self, index: int, places: Words, threads: Words, stamps: Words) -> None:

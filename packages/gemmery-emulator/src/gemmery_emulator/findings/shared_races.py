@@ -197,7 +197,7 @@ class SharedRaces(Observer):
             else:
                 self.clocks.release(warps, ("mbarrier", address))
 
-    def initialised(self, machine: Machine, index: int, threads: Words, addresses: Words) -> None:
+    def initialized(self, machine: Machine, index: int, threads: Words, addresses: Words) -> None:
         threads, addresses = self.followed.listed(threads, addresses)
         self._history.event = None
         self._history.writes(index, addresses, threads, 8)
@@ -255,7 +255,7 @@ class SharedRaces(Observer):
             access = machine, index, thread, address, other, stamp & THREAD, bool(stamp & ATOMIC)
             released = self.clocks.publishing.releases.missed.get((stamp & 31, stamp >> CLOCK_AT))
             message = partial(messages.race, *access, messages.reason(machine, kind, released))
-        elif kind == "uninitialised":
+        elif kind == "uninitialized":
             message = f"{place}, which no thread has written: write it first, or do not read it"
         elif kind == "not landed":
             way_out = "its group first (cp.async.wait_group with a smaller number)"
@@ -269,7 +269,7 @@ class SharedRaces(Observer):
                 "fence.proxy.async since: put one after the store, before the barrier"
             )
             kind = "misuse"
-        second = None if kind == "uninitialised" else other
+        second = None if kind == "uninitialized" else other
         self._collection.add(machine, kind, index, thread, count, message, second, strength)
 
     def _same(self, kind: str, threads: Words, addresses: Words, others: Words) -> Flags:
@@ -316,7 +316,7 @@ class TensorRaces(Observer):
         """Report a conflict, unless one thread's operations follow each other."""
         instructions = others >> INDEX_AT & INDEX
         own = threads % self._machine.block_threads == others & THREAD
-        if kind == "uninitialised":
+        if kind == "uninitialized":
             bad = self._operations[np.full(threads.shape, index)]
         else:
             bad = ~(own & self._operations[index] & self._operations[instructions])
@@ -328,7 +328,7 @@ class TensorRaces(Observer):
         where = f"column {column} of tensor memory (lanes {half * HALF} to {half * HALF + HALF - 1})"
         does = "uses" if self._operations[index] else "reads" if self._name(index) == "tcgen05.ld" else "writes"
         at = messages.line_of(machine, other)
-        if kind == "uninitialised":
+        if kind == "uninitialized":
             message = f"{thread} adds to {where}, which nothing has written: the first product must not add"
         elif kind == "not landed" or (self._operations[other] and not own[first]):
             way_out = "wait at the mbarrier of a tcgen05.commit that follows it"
@@ -339,7 +339,7 @@ class TensorRaces(Observer):
                 f"{thread} {does} {where}, which {second} uses at {at}; nothing orders the two: let one arrive at a "
                 "barrier where the other waits, with tcgen05.fence::before_thread_sync and ::after_thread_sync"
             )
-        kind, pair = ("uninitialised", None) if kind == "uninitialised" else ("race", other)
+        kind, pair = ("uninitialized", None) if kind == "uninitialized" else ("race", other)
         count = int(bad.sum()) * self._followed.alike
         self._collection.add(machine, kind, index, int(threads[first]), count, message, pair)
 

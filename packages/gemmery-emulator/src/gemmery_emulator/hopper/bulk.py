@@ -66,7 +66,7 @@ class SharedTile(Rows):
     depth: int = DEPTH  # bytes along k
 
     def wrong(self) -> tuple[Flags, str]:
-        """The descriptors of tcgen05 that are wrong or not modelled, and what is wrong with the first kind of them."""
+        """The descriptors of tcgen05 that are wrong or not modeled, and what is wrong with the first kind of them."""
         for bad, what in (
             (self.descriptors >> 46 & 7 != 1, "whose bits 46 to 48 are not 0b001, the version of sm_100"),
             (self.descriptors >> 61 & 1 != 0, "with another swizzle than none, 32, 64 or 128 bytes"),

@@ -248,8 +248,8 @@ class Lifetimes:
         self._barriers, self._blocks = Uses(count), Uses(machine.blocks)
         machine.at_end.append(self._finish)
 
-    def initialises(self, threads: Indices, places: Indices) -> None:
-        """Threads initialise mbarriers."""
+    def initializes(self, threads: Indices, places: Indices) -> None:
+        """Threads initialize mbarriers."""
         if self.clustered:
             self._since[places] = self._barrier.arrived[threads]
 
@@ -266,7 +266,7 @@ class Lifetimes:
             return
         threads, places, own = threads[remote], places[remote], own[remote]
         early = self._barriers_passed()[own] <= self._since[places]
-        what = "uses an mbarrier of " + _NOT_BEGUN.format("initialised it yet")
+        what = "uses an mbarrier of " + _NOT_BEGUN.format("initialized it yet")
         report_misuse(self._machine, index, threads[early], what)
         self._blocks.any[owners[remote]] = False  # a wait for this arrival may cover what came before
         self._barriers.note(places, index, threads, self._barrier.arrived[threads], phases[remote])

@@ -54,7 +54,7 @@ class Mbarriers:
         places = np.where(bad, 0, blocks * self._stride + offsets // SIZE)
         if not fresh:
             dead = ~self._live[places] & ~bad
-            what = "uses an mbarrier that is not initialised: execute mbarrier.init first"
+            what = "uses an mbarrier that is not initialized: execute mbarrier.init first"
             report_misuse(machine, index, threads[dead], what)
             bad |= dead
         return (threads, places) if not bad.any() else (threads[~bad], places[~bad])
@@ -93,7 +93,7 @@ class Mbarriers:
         before = self._phase[places] | self._pending[places] << PENDING_AT
         np.subtract.at(self._pending, places, count)
         over = self._pending[places] < 0
-        what = "arrives at a phase that expects no more arrivals: initialise the mbarrier with a larger count, or wait"
+        what = "arrives at a phase that expects no more arrivals: initialize the mbarrier with a larger count, or wait"
         report_misuse(self._machine, index, threads[over], what)
         self._turn(places)
         return before
@@ -224,12 +224,12 @@ def _init(machine: Machine, index: int, mask: Mask, located: Located, counts: An
     mbarriers, threads, places = located
     wrong = (counts < 1) | (counts > MOST)
     if wrong.any():
-        what = f"initialises an mbarrier for {counts[wrong][0]} arrivals: 1 to {MOST}"
+        what = f"initializes an mbarrier for {counts[wrong][0]} arrivals: 1 to {MOST}"
         report_misuse(machine, index, threads[wrong], what)
     mbarriers.start(places, counts)
-    machine.unit(Lifetimes).initialises(threads, places)
+    machine.unit(Lifetimes).initializes(threads, places)
     if len(threads):
-        machine.observers.initialised(machine, index, threads, mbarriers.offsets(places))
+        machine.observers.initialized(machine, index, threads, mbarriers.offsets(places))
 
 
 def _copies_arrive(machine: Machine, index: int, mask: Mask, located: Located, counts: Any) -> None:

@@ -30,7 +30,7 @@ _TILE = r"(?(1)(?:\.tile)?)"  # only for tensors
 _COMPLETE = r"\.mbarrier::complete_tx::bytes"
 _LOADED = re.compile(
     rf"cp\.async\.bulk{_TENSOR}?\.shared::(?:cluster|cta)\.global{_TILE}{_COMPLETE}(?:\.multicast::cluster)?"
-    rf"(?(1)(?:\.cta_group::1)?){_HINT}"  # .cta_group::2, for an mbarrier of the other block, is not modelled
+    rf"(?(1)(?:\.cta_group::1)?){_HINT}"  # .cta_group::2, for an mbarrier of the other block, is not modeled
 )
 _SENT = "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes"  # to another block's shared memory
 _STORED = re.compile(rf"cp\.async\.bulk{_TENSOR}?\.global\.shared::cta{_TILE}\.bulk_group{_HINT}")

@@ -91,6 +91,7 @@ def emulate(
         Option(metavar="PATH", help="Write what each warp does on the card, for Perfetto.", show_default=False),
     ] = None,
     json: Annotated[bool, Option("--json", help="Print JSON; a list with --against.")] = False,
+    seconds: Annotated[float, Option(metavar="S", min=0, help="Ends a kernel, or main(), that does not end.")] = 60,
     run: Annotated[bool, Option("--run", help="Run main(), too; each --arg is a word for it.")] = False,
     html: HtmlToo = None,
 ) -> Callable[[], int]:
@@ -110,7 +111,7 @@ def emulate(
             if value:
                 raise ArgumentError(f"{name} with --run: the program itself launches its kernels; leave it out")
         _checked_files([file])
-        return partial(_run_whole, file, arg or [], arch, tuple(option or ()), card, json)
+        return partial(_run_whole, file, arg or [], arch, tuple(option or ()), card, json, seconds)
     texts = {"grid": grid, "block": block}
     sizes = {name: written_arguments.sides(f"--{name}", text) if text else None for name, text in texts.items()}
     values = [written_arguments.argument(text, place) for place, text in enumerate(arg or [])]
@@ -136,7 +137,14 @@ def emulate(
         raise ArgumentError(f"--line {line}: the line is drawn on the page; add --html PATH")
     if html is not None:
         check_page(html, "jinja2", "matplotlib")
-    options: dict[str, Any] = {**sizes, "shared": shared, "arch": arch, "options": tuple(option or ()), "seed": seed}
+    options: dict[str, Any] = {
+        **sizes,
+        "shared": shared,
+        "arch": arch,
+        "options": tuple(option or ()),
+        "seed": seed,
+        "seconds": seconds,
+    }
     run_each = [partial(_run, path, kernel, arg or [], values, options, expected, tolerance or 0) for path in files]
     return partial(_emulate, run_each, bool(expected), card, line, json, html, timeline)
 
@@ -148,7 +156,9 @@ def _checked_files(files: Sequence[Path]) -> None:
             raise ArgumentError(f"{path}: {reason}; give the path of a .cu or .ptx file")
 
 
-def _run_whole(file: Path, words: Sequence[str], arch: str, options: tuple[str, ...], card: str, json: bool) -> int:
+def _run_whole(
+    file: Path, words: Sequence[str], arch: str, options: tuple[str, ...], card: str, json: bool, seconds: float
+) -> int:
     """Run a program with its main(); returns 1 for a fault, else main()'s own status."""
     from gemmery_emulator.kernels.host_runtime import run_program
     from gemmery_emulator.kernels.kernel_run import summary
@@ -158,7 +168,7 @@ def _run_whole(file: Path, words: Sequence[str], arch: str, options: tuple[str, 
 
     before = progress.set(announcer(sys.stderr.write))
     try:
-        program = run_program(file, words, arch, options=options, card=card)
+        program = run_program(file, words, arch, options=options, card=card, seconds=seconds)
     finally:
         progress.reset(before)
     faults = bool(program.notes) or any(run.findings for run in program.runs)

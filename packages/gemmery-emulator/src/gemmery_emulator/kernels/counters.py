@@ -161,7 +161,7 @@ class Section:
     head: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()  # of each row of two rungs side by side: "fewer", "more", "differs", or ""
-    alarm: bool = False  # faults, which a page shows in colour
+    alarm: bool = False  # faults, which a page shows in color
 
     @property
     def numbers(self) -> bool:

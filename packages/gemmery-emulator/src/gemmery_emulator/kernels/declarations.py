@@ -26,6 +26,7 @@ _TOKEN = re.compile(
 )
 _DEFINE = re.compile(r"\s*#\s*define\s+(\w+)(\([^)]*\))?(.*)", re.DOTALL)
 WORD = re.compile(r"[A-Za-z_]\w*")
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|\\\r?\n", re.DOTALL)
 _ARGUMENTS = r"\s*\((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*\)"
 _WITH_ARGUMENTS = (
     *("__launch_bounds__", "__align__", "__attribute__", "alignas", "__declspec", "__cluster_dims__", "__maxnreg__"),
@@ -210,6 +211,24 @@ class Source:
                     if len(group) > 2 and any(end != begin for _, end in group[1::2]):
                         depth = group[1][1]
                         yield group[1][0], after[0]
+
+    def conditions(self, at: int) -> list[tuple[str, int]]:
+        """The conditions of the #if, #ifdef and #elif around an offset, with their lines."""
+        opened = list[tuple[str, int]]()
+        for start, stop in self.directives:
+            word = re.match(r"\s*#\s*(\w+)(.*)", _COMMENT.sub(" ", self.text[start:stop]), re.DOTALL)
+            if start > at or word is None:
+                continue
+            condition = {"ifdef": f"defined({word[2].strip()})", "ifndef": f"!defined({word[2].strip()})"}
+            if word[1].startswith("if"):
+                opened.append((condition.get(word[1], word[2].strip()), start))
+            elif word[1] in ("elif", "else") and opened:
+                before = opened[-1][0]
+                negated = before[1:] if re.fullmatch(r"!defined\W*\w+\W*", before) else f"!({before})"
+                opened[-1] = (word[2].strip() if word[1] == "elif" else negated, opened[-1][1])
+            elif word[1] == "endif" and opened:
+                opened.pop()
+        return [(condition, self.text.count("\n", 0, start) + 1) for condition, start in opened]
 
     @cached_property
     def root(self) -> Node:

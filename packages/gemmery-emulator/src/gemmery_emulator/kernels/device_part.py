@@ -12,40 +12,31 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
-from importlib.resources import files
+from functools import cached_property
 from pathlib import Path
 
 from gemmery.cuda import include, nvrtc
 from gemmery.errors import CompileError
-from gemmery_emulator.kernels.declarations import Declaration, Macro, Source, blanked, marks
-
-_INCLUDE = re.compile(r"^\s*#\s*include\s*([<\"])([^>\"]+)[>\"]", re.MULTILINE)
-_LIBRARY = ("algorithm", "array", "functional", "limits", "numeric", "tuple", "type_traits", "utility")
-_TRAITS = re.compile(r"\bstd\s*::\s*(\w+)|\b(numeric_limits|is_same|enable_if|conditional)")
-_OF_HOST_LIBRARY = ("string", "vector", "map", "mutex", "ostream", "unique_ptr", "shared_ptr", "function", "thread")
-_BESIDE = ("", "include", "inc", "common", "Common", "utils", "common/inc")  # folders of a project's headers
-_ENDINGS = (".h", ".cuh", ".hpp", ".hh", ".hxx", ".inl", ".inc", ".cu")
-_MOST_FOLDERS = 5000  # of a project that are searched for headers
-_UP = 5  # folders above a file in which they are looked for
-# Headers of the host's libraries, which have no macros for kernels: C++'s have no dot in their names.
-_OF_HOST = re.compile(
-    r"[a-z_]+|sys/\w+\.h|(unistd|time|getopt|errno|signal|pthread|dirent|fcntl|memory|malloc|ctype|locale|wchar|inttypes"
-    r"|stdbool|stdarg|strings|omp)\.h"
+from gemmery_emulator.kernels.declarations import WORD, Declaration, Macro, Source, blanked, marks
+from gemmery_emulator.kernels.project import INCLUDE, headers_of, is_in
+from gemmery_emulator.kernels.stand_ins import (
+    ABSENT,
+    CUB,
+    LIBRARY,
+    OF_HOST,
+    PRELUDE,
+    USING,
+    library_of,
+    prelude,
+    stand_ins,
+    types_of,
 )
+
 # Macros of libraries that mark device code, by their names.
 _MARKED = re.compile(r"[A-Z_]*(?:DEVICE|GLOBAL|KERNEL|CALLABLE|CCCL|_CG_|CUDA)[A-Z_]*")
-_CUB = "cub/cub.cuh"  # it includes host code; the headers of its parts do not
-_OF_CUB = re.compile(r"\b(Block|Warp)([A-Z]\w+)")
-# Thrust is for host code; what device code has of it is that of the library for devices.
-_OF_THRUST = "#pragma once\n" + "".join(
-    f"#include <cuda/std/{name}>\n" for name in ("complex", "functional", "tuple", "utility")
-)
-_OF_THRUST += "namespace thrust { using namespace cuda::std; }\n"
 # Types of the C++ library whose members stand elsewhere than in the host's.
 _MOVED = re.compile(r"\bstd\s*::\s*(complex|tuple|bitset|optional|variant)\b")
 _EMPTY = "is not here and counts as empty: in #if, the macros that it defines are not defined"
-PRELUDE = "gemmery_prelude.h"
 # Headers of host code that some device code includes; their packages bring them.
 _PACKAGES = {
     "cutlass/": "nvidia-cutlass",
@@ -55,22 +46,6 @@ _PACKAGES = {
     "cub/": "nvidia-cuda-cccl",
     "thrust/": "nvidia-cuda-cccl",
 }
-_HANDLES = {
-    "cublasContext": "cublasHandle_t", "cublasLtContext": "cublasLtHandle_t", "cudnnContext": "cudnnHandle_t",
-    "cusparseContext": "cusparseHandle_t", "cusolverDnContext": "cusolverDnHandle_t", "ncclComm": "ncclComm_t",
-    "curandGenerator_st": "curandGenerator_t",
-}  # fmt: skip
-_LIBRARIES = "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n" + "".join(
-    f"typedef struct {name}* {handle};\n" for name, handle in _HANDLES.items()
-)
-_MAP = "typedef struct CUtensorMap_st { alignas(64) unsigned long long opaque[16]; } CUtensorMap;\n"
-_TYPES = {
-    ("cublas", "cudnn", "torch/", "ATen/", "c10/", "nccl", "cusparse", "cusolver", "curand"): _LIBRARIES,
-    ("cufft",): "typedef float2 cufftComplex; typedef double2 cufftDoubleComplex; typedef float cufftReal;\n"
-    "typedef int cufftHandle;\n",
-    ("cuda.h", "cudaTypedefs.h"): _MAP,
-}  # of the headers of libraries, by the beginnings of their names
-_ABSENT = "gemmery_absent_"  # a variable that stays in the PTX
 UNMARKED = "--device-as-default-execution-space"
 _HOST = (
     "it is a function of the host, which nvcc refuses there: mark it __device__, or take unmarked functions as device "
@@ -81,6 +56,9 @@ HOST_CODE = (
     "makes"
 )
 _ERROR = re.compile(r"(?:^|: )([^\s()]+)\((\d+)\): (?:catastrophic )?error:? ?(.*)\n.*\n  ([ \t]*)\^", re.MULTILINE)
+_NUMBER = re.compile(r"(?<!constexpr )\b(const)\s+(?:float|double)\s+\w+\s*=(?!=)")
+# A condition that a macro makes true: X, defined(X), X == 2.
+_ASKED = re.compile(r"[\s(]*(?:defined\b[\s(]*)?([A-Za-z_]\w*)\b[\s)]*(?:[=>]=\s*(\d+)[\s)]*)?")
 _UNKNOWN = re.compile(
     r"is undefined|has no member|qualified name|must be a class or namespace|is not a template|must be a namespace name"
 )
@@ -122,7 +100,7 @@ class SourceProgram:
         places: dict[str, set[tuple[str, int]]] = {}
         for source in self.sources.values():
             for start, stop in source.directives:
-                included = _INCLUDE.match(source.text[start:stop])
+                included = INCLUDE.match(source.text[start:stop])
                 inside = any(each.body[0] < start < each.body[1] for each in source.declarations)
                 if included and included[2] in self.sources and inside:
                     places.setdefault(included[2], set()).add((source.file, start))
@@ -183,13 +161,46 @@ class SourceProgram:
     def is_device_code(self) -> bool:
         """Whether nothing is to be left out of it."""
         headers = (header for header, _, _ in self.includes())
-        of_host = any(it.startswith("thrust/") or it == _CUB for it in headers)
+        of_host = any(it.startswith("thrust/") or it == CUB for it in headers)
         return not (self.missing or of_host or any(self.is_host(*each) for each in self._each()))
 
     def kernels(self, file: str = "") -> list[Declaration]:
         """The kernels of all files or of one, those that macros make, too."""
         marked = (each for each in self.expanded if each.head & self.kernel_marks)  # what does not parse, too
-        return [each for each in marked if not file or each.source.file == file]
+        some = (each for each in marked if not file or each.source.file == file)
+        return [each for each in some if all(words != "0" for words, _ in each.source.conditions(each.start))]
+
+    def guards(self, kernels: Sequence[Declaration], options: Sequence[str]) -> dict[str, tuple[str, str, str, int]]:
+        """The macros that nobody defines and that #if around some kernels ask for: the value, the condition, and the
+        file and line.
+        """
+        known = {"CUDA_VERSION", "CUDART_VERSION"}
+        known |= {match[1] for it in options if (match := re.match(r"(?:-D|--define-macro=)\s*(\w+)", it))}
+        asked: dict[str, tuple[str, str, str, int]] = {}
+        for each in kernels:
+            for condition, line in each.source.conditions(each.start):
+                for term in condition.split("&&"):
+                    ways = [it for way in term.split("||") if (it := _ASKED.fullmatch(way))]
+                    names = {way[1] for way in ways}
+                    if not names or names & (known | self.macros.keys()) or any(it.startswith("__") for it in names):
+                        continue
+                    asked.setdefault(ways[0][1], (ways[0][2] or "1", condition, each.source.file, line))
+        return asked
+
+    def built(self, errors: str, definitions: Mapping[str, object]) -> list[str]:
+        """The macros of a project's build without which the compiler's errors come: the names that it does not know, or
+        one of those in the #if around their definitions, or around an #error.
+        """
+        names = {name for places in _NOT_THERE.findall(errors) for name in places if name}
+        if direct := [name for name in definitions if name in names]:
+            return direct
+        asked = set[str]()
+        for source in self.sources.values():
+            for start, stop in source.directives:
+                word = re.match(r"\s*#\s*(?:define\s+(\w+)|error\s+(.*))", source.text[start:stop])
+                if word and (word[1] in names or (word[2] and word[2].strip() in errors)):
+                    asked.update(*(WORD.findall(condition) for condition, _ in source.conditions(start)))
+        return [name for name in definitions if name in asked - self.macros.keys()][:1]
 
     @cached_property
     def expanded(self) -> tuple[Declaration, ...]:
@@ -290,6 +301,10 @@ class SourceProgram:
                     each.stop,
                     " ".join(expansion.text[it.start : it.stop] for it in some).replace("\n", " "),
                 )
+        elif owner is None and each.kind == "declaration" and not each.head & self.marked:
+            # NVRTC takes it for a variable of the device, whose value may name no other one.
+            if const := _NUMBER.search(each.source.words[0].decode(), each.start, each.stop):
+                yield *const.span(1), "constexpr"
         elif self.is_host(each, owner) and each.body[1]:  # it is virtual: its place in the table stays
             yield *each.body, ";"
         for member in each.members if each.place in self.reached else ():
@@ -299,7 +314,7 @@ class SourceProgram:
         """The headers that the files include, with the file and line of each #include."""
         for file, source in self.sources.items():
             for start, stop in source.directives:
-                if included := _INCLUDE.match(source.text[start:stop]):
+                if included := INCLUDE.match(source.text[start:stop]):
                     yield included[2], file, source.text.count("\n", 0, start) + 1
 
     def unknown(self, errors: str) -> list[str]:
@@ -337,7 +352,7 @@ class SourceProgram:
             if header.startswith(start)
         }
         lines += [f"{header} is not here: pip install {package}" for package, header in packages.items()]
-        others = [it for it in self.missing if not _OF_HOST.fullmatch(it) and it not in packages.values()]
+        others = [it for it in self.missing if not OF_HOST.fullmatch(it) and it not in packages.values()]
         if 'namespace "std" has no member' in errors:
             lines.append(HOST_CODE)
         if others and _UNKNOWN.search(errors):
@@ -395,34 +410,42 @@ def device_part(
     kernels = program.kernels()
     if not kernels:
         raise CompileError(f"{program.name} has no kernel: it has no __global__ function")
-    called = kernel.partition("<")[0].rpartition("::")[2].strip()
+    called = re.split(r"[<(]", kernel)[0].rpartition("::")[2].strip()
     symbols = {f"{len(name)}{name}": name for each in kernels for name in each.names}
     called_names = (
         {name for symbol, name in symbols.items() if symbol in called} if called.startswith("_Z") else {called}
     )
     roots = [each for each in kernels if each.names & called_names] or kernels
+    guards = program.guards(roots, options)
+    passed = (*options, *(f"-D{name}={value}" for name, (value, *_) in guards.items()))
     program.reached = program.reach(roots, set(re.findall(r"[A-Za-z_]\w*", kernel)))
     texts = program.texts()
     every = " ".join(texts.values())
-    prelude = _prelude((), "")
-    needed = {word for pair in _TRAITS.findall(every) for word in pair if word and word not in _OF_HOST_LIBRARY}
-    library = needed - set(re.findall(r"\w+", prelude))
     included = {header for header, _, _ in program.includes()}
-    further = (it for it in included if include.STANDARD.get(it, "?") and _is_in(f"cuda/std/{it}", toolkit))
-    of_library = sorted({*_LIBRARY, *further}) if library else ()
+    library, unqualified = library_of(every, included, program.by_name, toolkit)
     # The prelude has most of what kernels use of the C++ library.
-    standard = {it: text if library else "" for it, text in include.STANDARD.items()} | dict.fromkeys(of_library, "")
+    standard = {it: text if library else "" for it, text in include.STANDARD.items()} | dict.fromkeys(library, "")
     empty = [*program.missing, *sorted(it for it in included if it.startswith("thrust/"))]
-    beside = standard | _stand_ins([it for it in empty if it not in of_library], every, toolkit)
+    empty = [it for it in empty if it not in library]
+    beside = standard | stand_ins(empty, every, toolkit)
+    if library:
+        texts = {file: USING.sub(lambda at: at[0].replace("std", "_gm"), text) for file, text in texts.items()}
     whole = texts.pop(program.name)
     # Before the library, whose fabsf() would be another one for it.
-    complex_numbers = "#include <cuComplex.h>\n" if "omplex" in every and _is_in("cuComplex.h", toolkit) else ""
+    complex_numbers = "#include <cuComplex.h>\n" if "omplex" in every and is_in("cuComplex.h", toolkit) else ""
     names = list[str]()
     while True:
-        beside |= texts | {PRELUDE: _prelude(tuple(of_library), complex_numbers) + _declared(names)}
+        beside |= texts | {PRELUDE: prelude(library, complex_numbers, unqualified) + _declared(names)}
         try:
             ptx = nvrtc.ptx_alone(
-                whole, program.name, kernel, arch, options, beside, (*toolkit, *program.wheels), first=PRELUDE
+                whole,
+                program.name,
+                expression(kernel),
+                arch,
+                passed,
+                beside,
+                (*toolkit, *program.wheels),
+                first=PRELUDE,
             )
         except CompileError as error:
             unknown = [] if names else program.unknown(str(error))
@@ -431,47 +454,40 @@ def device_part(
                 continue
             raise CompileError(f"{error}{program.notes(str(error))}") from None
         break
-    absent = [int(number) for number in sorted(set(re.findall(rf"{_ABSENT}(\d+)", ptx.text)))]
+    absent = [int(number) for number in sorted(set(re.findall(rf"{ABSENT}(\d+)", ptx.text)))]
     first = [next(it for it in program.includes() if it[0] == empty[number]) for number in absent]
-    warnings = tuple((f"{header} {_EMPTY}", file, line) for header, file, line in first if not _types_of(header))
+    warnings = tuple((f"{header} {_EMPTY}", file, line) for header, file, line in first if not types_of(header))
     warnings += tuple(program.moved()) if library else ()
+    warnings += tuple(
+        (f"{name} is not defined, and counts as {value}: the kernel stands in #if {condition}", file, line)
+        for name, (value, condition, file, line) in guards.items()
+    )
     headers = tuple(f"{header} (line {line})" for header, _, line in first)
-    alone = replace(ptx, text=re.sub(rf"^.*\b\w*{_ABSENT}\d+.*\n", "", ptx.text, flags=re.MULTILINE))
+    alone = replace(ptx, text=re.sub(rf"^.*\b\w*{ABSENT}\d+.*\n", "", ptx.text, flags=re.MULTILINE))
     return DevicePart(alone, headers + program.dropped(), warnings)
 
 
-def headers_of(
-    text: str, options: Sequence[str], folder: Path | None, toolkit: tuple[str, ...]
-) -> tuple[dict[str, str], list[str], tuple[str, ...]]:
-    """The texts of a program's own headers, the headers without a file, and the folders of packages with others."""
-    folders = [Path(match[1]) for it in options if (match := re.match(r"(?:-I|--include-path=)(.+)", it))]
-    folders += _searched(folder)
-    texts, empty, wheels = dict[str, str](), list[str](), set[str]()
-    read = dict[Path, str]()  # the first name of each file
-    pending: list[tuple[str, Path | None]] = [(text, folder)]
-    while pending:
-        whole, beside = pending.pop()
-        for included in _INCLUDE.finditer(whole):
-            header = included[2]
-            if header in texts or header in empty:
-                continue
-            places = (each / header for each in ([beside] if beside else []) + folders)
-            path = next((each for each in places if each.is_file()), None)
-            if path is None and folder is not None and not _is_in(header, toolkit):
-                path = _elsewhere(folder, header)
-            if header in include.STANDARD or (path is None and _is_in(header, toolkit)):
-                continue
-            if path is not None and (first := read.setdefault(path.resolve(), header)) != header:
-                texts[header] = f'#include "{first}"\n'  # by another name
-            elif path is not None:
-                whole = path.read_text(encoding="utf-8", errors="replace")
-                texts[header] = whole + "\n" * whole.rstrip().endswith("\\")  # which NVRTC refuses, and nvcc does not
-                pending.append((texts[header], path.parent))
-            elif include.wheel(header):
-                wheels.add(include.wheel(header))
-            else:
-                empty.append(header)
-    return texts, empty, tuple(sorted(wheels))
+def uncut(
+    program: SourceProgram, kernel: str, arch: str, options: tuple[str, ...], toolkit: tuple[str, ...]
+) -> nvrtc.Ptx:
+    """Compile a file with all that it includes, as headers of device code need it that no parser can cut."""
+    whole = program.sources[program.name].text
+    library = tuple(it for it in LIBRARY if is_in(f"cuda/std/{it}", toolkit))
+    beside = dict.fromkeys(include.STANDARD, "") | stand_ins(program.missing, whole, toolkit)
+    beside |= {PRELUDE: prelude(library, "#include <cuda.h>\n" if "cuda.h" in program.missing else "")}
+    return nvrtc.ptx_alone(
+        whole, program.name, expression(kernel), arch, options, beside, (*toolkit, *program.wheels), first=PRELUDE
+    )
+
+
+def expression(kernel: str) -> str:
+    """The address of a kernel in C++, of an overload the one with its parameters.
+
+    >>> expression("lab::add<4>"), expression("add(float*, int)")
+    ('lab::add<4>', '(void (*)(float*, int))add')
+    """
+    overload = re.fullmatch(r"([\w:]+)\s*(\(.*\))", kernel)
+    return f"(void (*){overload[2]}){overload[1]}" if overload else kernel
 
 
 def program_of(
@@ -486,68 +502,3 @@ def program_of(
     for source in sources.values():
         source.macros = macros
     return SourceProgram(name, sources, empty, wheels, UNMARKED in options)
-
-
-def _searched(folder: Path | None) -> list[Path]:
-    """The folders of a project's headers: beside its file, and in those above it."""
-    if folder is None:
-        return []
-    above = [folder.resolve(), *folder.resolve().parents][:_UP]
-    return [path for parent in above for part in _BESIDE if (path := parent / part).is_dir()]
-
-
-@lru_cache(maxsize=8)
-def _project(root: Path) -> dict[str, list[Path]]:
-    """The headers of a project by their names without folders, but for those of hidden folders."""
-    headers: dict[str, list[Path]] = {}
-    for count, (place, folders, names) in enumerate(os.walk(root)):
-        folders[:] = [each for each in folders if not each.startswith(".")]
-        for name in names:
-            if name.endswith(_ENDINGS):
-                headers.setdefault(name, []).append(Path(place, name))
-        if count > _MOST_FOLDERS:
-            break
-    return headers
-
-
-def _elsewhere(folder: Path, header: str) -> Path | None:
-    """A header that only the build of a project finds: the one of that name in it, from the folder with .git."""
-    root = next((each for each in (folder.resolve(), *folder.resolve().parents) if (each / ".git").exists()), None)
-    if root is None or root == Path.home():
-        return None
-    ends = f"/{os.path.normpath(header).lstrip('./')}"
-    headers = [each for each in _project(root).get(os.path.basename(header), []) if each.as_posix().endswith(ends)]
-    return headers[0] if len({each.read_bytes() for each in headers}) == 1 else None
-
-
-def _is_in(header: str, folders: tuple[str, ...]) -> bool:
-    return any(os.path.exists(os.path.join(folder, header)) for folder in folders)
-
-
-@lru_cache
-def _prelude(library: tuple[str, ...], first: str) -> str:
-    """What is included first; headers of the library take a second to compile."""
-    lines = "".join(f"#include <cuda/std/{name}>\n" for name in library)
-    lines += "namespace std { using namespace cuda::std; }\n" if library else ""
-    return files(__package__).joinpath("prelude.h").read_text(encoding="utf-8") + first + lines
-
-
-def _types_of(header: str) -> str:
-    """The types of a library that kernels use, for a header that is not here."""
-    return next((text for starts, text in _TYPES.items() if header.startswith(starts)), "")
-
-
-def _stand_ins(headers: Sequence[str], text: str, toolkit: tuple[str, ...]) -> dict[str, str]:
-    """The texts in place of headers that are not here, each with a mark that it was included."""
-    texts = {}
-    uses_thrust = "thrust::" in text
-    for number, header in enumerate(headers):
-        if header.startswith("thrust/"):
-            texts[header] = _OF_THRUST if uses_thrust else "#pragma once\n"
-            continue
-        is_silent = _OF_HOST.fullmatch(header) or header == _CUB
-        mark = "" if is_silent else f"__device__ __attribute__((used)) char {_ABSENT}{number};\n"
-        texts[header] = f"#pragma once\n{_types_of(header)}{mark}"
-    parts = {(kind.lower(), re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()) for kind, name in _OF_CUB.findall(text)}
-    names = sorted(f"cub/{kind}/{kind}_{name}.cuh" for kind, name in parts)
-    return texts | {_CUB: "".join(f"#include <{name}>\n" for name in names if _is_in(name, toolkit))}

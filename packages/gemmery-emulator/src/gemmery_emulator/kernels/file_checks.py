@@ -58,7 +58,12 @@ def launches_of(text: str) -> list[dict[str, Any]]:
     launches = []
     for match in _LAUNCH.finditer(text):
         launch: dict[str, Any] = {}
-        words = [part for word in shlex.split(match[1]) for part in _separated(word)]
+        try:
+            words = [part for word in shlex.split(match[1]) for part in _separated(word)]
+        except ValueError as error:  # of quotes
+            raise ArgumentError(
+                f"gemmery: {match[1]}: {error}; close each quote, or put a backslash before it"
+            ) from None
         if len(words) % 2:
             raise ArgumentError(f"gemmery: {match[1]}: {words[-1]} has no value")
         for name, value in zip(words[::2], words[1::2], strict=True):
@@ -101,7 +106,10 @@ def _of_launch(file: Path, launch: dict[str, Any]) -> Iterator[Fault]:
     grid, block = (
         written_arguments.sides(name, launch.get(name, default)) for name, default in (("grid", "1"), ("block", "32"))
     )
-    options = {"shared": int(launch.get("shared", 0)), "arch": launch.get("arch", "sm_90")}
+    shared = launch.get("shared", "0")
+    if not shared.isdecimal():
+        raise ArgumentError(f"gemmery: --shared {shared}: write a number of bytes >= 0")
+    options = {"shared": int(shared), "arch": launch.get("arch", "sm_90")}
     kernel = launch.get("kernel") or only_kernel(file)
     run = emulate(file, kernel, grid, block, values, options=tuple(launch.get("option", ())), **options)
     yield from (_fault(file, str(finding)) for finding in run.findings)

@@ -209,11 +209,13 @@ def library(program: SourceProgram, folder: Path | None, options: Sequence[str],
         path = where / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    built = into / "program.so"
+    built = into / f"program{len(list(into.glob('*.so')))}.so"  # of each attempt, as a name is loaded once
     passed = [each for each in options if re.match(r"-[DUI]|-std", each)]
     searched = [part for path in include.folders() for part in ("-idirafter", path)]
     beside = ["-I", str(folder)] if folder else []
-    others = [str(Path(each).resolve()) for each in options if each.endswith(OTHERS)]
+    paths = [str(Path(each).resolve()) for each in options if each.endswith(OTHERS)]
+    others = [each for each in paths if not each.endswith(".c")]
+    in_c = {each: str(into / f"{number}.o") for number, each in enumerate(paths) if each.endswith(".c")}
     openmp = ["-fopenmp"] if any("<omp.h>" in text for text in texts.values()) else []
     driver = compiler()
     # Without this, variables of headers are those of the first program in this process.
@@ -232,12 +234,29 @@ def library(program: SourceProgram, folder: Path | None, options: Sequence[str],
             "-D__NVCC__",
         ),
         *(*passed, "-I", str(where), "-I", str(into / "headers"), *beside, *searched, "-include", "cuda_runtime.h"),
-        *(*openmp, "-x", "c++", program.name, *others, "-o", str(built), "-Wl,--wrap=exit", "-ldl", "-lm", "-lpthread"),
+        *(
+            *openmp,
+            "-x",
+            "c++",
+            program.name,
+            *others,
+            "-x",
+            "none",
+            *in_c.values(),
+            "-o",
+            str(built),
+            "-Wl,--wrap=exit",
+            "-ldl",
+            "-lm",
+            "-lpthread",
+        ),
     ]
-    done = subprocess.run(command, cwd=where, capture_output=True, text=True, errors="replace", check=False)
-    if done.returncode:
-        words = done.stderr.replace(str(where) + "/", "").replace(str(into / "headers") + "/", "")
-        raise CompileError(f"the host part of {program.name} does not compile:\n{_shortened(words)}")
+    plain = [driver, "-x", "c", "-c", "-fPIC", "-O1", "-w", *passed, *beside]
+    for each in (*([*plain, source, "-o", place] for source, place in in_c.items()), command):
+        done = subprocess.run(each, cwd=where, capture_output=True, text=True, errors="replace", check=False)
+        if done.returncode:
+            words = done.stderr.replace(str(where) + "/", "").replace(str(into / "headers") + "/", "")
+            raise CompileError(f"the host part of {program.name} does not compile:\n{_shortened(words)}")
     return built
 
 

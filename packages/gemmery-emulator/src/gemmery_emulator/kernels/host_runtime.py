@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import re
+import signal
 import struct
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import RLock
 from time import perf_counter_ns
@@ -26,10 +27,12 @@ from gemmery_emulator.arguments import BoundArguments
 from gemmery_emulator.kernels import host_part
 from gemmery_emulator.kernels.blas_calls import BlasCalls
 from gemmery_emulator.kernels.device_heap import DeviceHeap
-from gemmery_emulator.kernels.device_part import program_of
+from gemmery_emulator.kernels.device_part import SourceProgram, program_of
+from gemmery_emulator.kernels.host_clock import SECONDS, HostClock
 from gemmery_emulator.kernels.kernel import CompiledKernel, compiled_kernel, read_source, run_launch
 from gemmery_emulator.kernels.kernel_run import KernelRun
 from gemmery_emulator.kernels.launch_checks import architecture
+from gemmery_emulator.kernels.program_names import allocation_name, instance, plain
 from gemmery_emulator.kernels.programs import refusal
 from gemmery_emulator.machine import Dims, LaunchConfig
 from gemmery_emulator.ptx import Variable
@@ -39,6 +42,7 @@ STOP = -(1 << 62)
 FAULT = 1 << 62  # marks the address of a fault of the host's
 INVALID, NO_MEMORY, CONFIGURATION, SYMBOL, DIRECTION, UNKNOWN = 1, 2, 9, 13, 21, 999  # CUDA's errors
 MEMORY = 8 << 30  # bytes of device memory, whatever the card has
+MOST_LAUNCHES = 100_000
 KINDS = ("host to host", "host to device", "device to host", "device to device", "default")
 
 
@@ -74,16 +78,20 @@ class Runtime(BlasCalls):
     known: dict[tuple[Any, ...], float] = field(default_factory=dict)  # predicted seconds, by launch
     clock: float = 0.0  # predicted seconds so far
     error: BaseException | None = None
+    host: HostClock = field(default_factory=HostClock)
     lock: AbstractContextManager[object] = field(default_factory=RLock)
 
     def call(self, what: bytes, values: Any, count: int) -> int:
         """Answer a call of the host part; an error of Python's ends the program, and is raised again after it."""
         try:
             with self.lock:  # of the host part's threads
+                self.host.pause()
                 return int(getattr(self, f"on_{what.decode()}")(*values[:count]))
         except BaseException as error:  # also KeyboardInterrupt: none may pass through frames of C
             self.error = error
             return STOP
+        finally:
+            self.host.proceed()
 
     def note(self, line: int, words: str) -> None:
         """Keep a fault of the host part."""
@@ -93,12 +101,12 @@ class Runtime(BlasCalls):
 
     def on_allocate(self, name: int, line: int, size: int) -> int:
         """An address on the device, or an error below zero."""
-        allocation = self.heap.allocate(_allocation_name(name, line), size)
+        allocation = self.heap.allocate(allocation_name(_text(name), line), size)
         return allocation.start if allocation else -NO_MEMORY
 
     def on_managed(self, name: int, line: int, size: int) -> int:
         """An address on the host of memory that kernels may use, too."""
-        allocation = self.heap.share(_allocation_name(name, line), size)
+        allocation = self.heap.share(allocation_name(_text(name), line), size)
         return allocation.address if allocation else -NO_MEMORY
 
     def on_register(self, address: int, size: int) -> int:
@@ -203,7 +211,7 @@ class Runtime(BlasCalls):
         for name, variable in kernel.variables.items():
             if variable.space not in ("global", "const"):
                 continue
-            key = _plain(name) if re.match(r"[A-Za-z_]\w*$", name) and "unnamed" not in name else f"{called} {name}"
+            key = plain(name) if re.match(r"[A-Za-z_]\w*$", name) and "unnamed" not in name else f"{called} {name}"
             key = name if self.variables.get(key) in symbols else key  # of two namespaces
             if key not in self.variables:
                 allocation = self.heap.allocate(key, variable.size)
@@ -228,7 +236,9 @@ class Runtime(BlasCalls):
         self, name: int, parameters: int, pretty: int, line: int, launch: int, at: int, sizes: int, count: int
     ) -> int:
         """Run a kernel."""
-        called = _instance(_text(name), _text(parameters).split(" "), _text(pretty))
+        if sum(self.launches.values()) >= MOST_LAUNCHES:
+            raise EmulationError(f"{self.name}: {MOST_LAUNCHES:,} launches: a loop of main() may not end; shorten it")
+        called = instance(_text(name), _text(parameters).split(" "), _text(pretty))
         *sides, shared = struct.unpack("9IQ", ctypes.string_at(launch, struct.calcsize("9IQ")))
         grid, block, cluster = (_three(sides[place : place + 3]) for place in (0, 3, 6))
         compiled = compiled_kernel(self.text, self.name, self.folder, called, self.arch, self.options)
@@ -270,6 +280,7 @@ class Runtime(BlasCalls):
                 self.known[key[:4]] = run.predict(self.predicting).seconds
             self.clock += self.known[key[:4]]
         self.launches[called] = self.launches.get(called, 0) + 1
+        run = replace(run, left_out=())  # the host part runs, too
         self.totals[called] = self.totals[called] + run if called in self.totals else run
 
     # The device, and time.
@@ -330,12 +341,14 @@ def run_program(
     options: Sequence[str] = (),
     card: str = "",
     check: bool = True,
+    seconds: float = SECONDS,
 ) -> ProgramRun:
     """Compile and run a whole CUDA C++ program without a GPU, with `arguments` for its main().
 
     The host part is compiled by the host's own compiler of C++ and runs in this process; `options` are those of both
     compilers (-D, -I), and other files of the host part ("other.cpp"). Times of events are those of
-    this process, or with `card` the predicted times of the launches on that card.
+    this process, or with `card` the predicted times of the launches on that card. After `seconds` of its own code,
+    without launches and copies, main() is ended, with a note.
 
     Raises InstallError without a compiler, CompileError with its words, and the errors of gm.emulate.
     """
@@ -348,25 +361,47 @@ def run_program(
         raise CompileError(f"{name} has no main(): call its kernels by gm.emulate, or `gemmery emulate` without --run")
     runtime = Runtime(text, name, folder, arch, device_options, cards.card(card or arch.rstrip("af")), card, check)
     with host_part.build_folder() as into:
-        try:
-            built = ctypes.CDLL(str(host_part.library(program, folder, options, Path(into))))
-        except OSError as error:
-            what = str(error).rpartition(": ")[2]
-            rest = "other files of the program are given as options, such as --option other.cpp"
-            raise CompileError(f"the host part of {name} does not link: {what}; {rest}") from None
+        built = _linked(program, folder, options, Path(into))
         called = ctypes.CFUNCTYPE(ctypes.c_longlong, ctypes.c_char_p, ctypes.POINTER(ctypes.c_longlong), ctypes.c_int)
         answer = called(runtime.call)  # lives until main() has returned
         words = [name.encode(), *(each.encode() for each in arguments)]
         passed = (ctypes.c_char_p * (len(words) + 1))(*words, None)
         fault = ctypes.c_longlong(0)
         entry = ctypes.cast(built.main, ctypes.c_void_p)
-        status = int(built.gemmery_run(answer, entry, len(words), passed, ctypes.byref(fault)))
+        with runtime.host.watched(seconds):
+            status = int(built.gemmery_run(answer, entry, len(words), passed, ctypes.byref(fault)))
     if runtime.error is not None:
         raise runtime.error
+    if fault.value == signal.SIGINT:
+        raise KeyboardInterrupt
+    if fault.value == signal.SIGVTALRM:
+        rest = "a loop of the host may not end; give it more by seconds= (--seconds), or shorten it"
+        runtime.note(0, f"{name}: main() was ended after {seconds:g} seconds of its own code, without launches: {rest}")
     if fault.value & FAULT:
         runtime.note(0, _fault(runtime, fault.value & ~FAULT))
     runs = tuple(runtime.totals.values())
     return ProgramRun(status, runs, runtime.launches, tuple(runtime.notes), runtime.clock if card else None)
+
+
+def _linked(program: SourceProgram, folder: Path | None, options: Sequence[str], into: Path) -> ctypes.CDLL:
+    """The host part as a library, with the files of host code beside it that define what it lacks."""
+    known = list[str]()
+    beside = [each for ending in host_part.OTHERS for each in sorted(folder.glob(f"*{ending}"))] if folder else []
+    while True:
+        try:
+            return ctypes.CDLL(str(host_part.library(program, folder, [*options, *known], into)))
+        except OSError as error:
+            what = str(error).rpartition(": ")[2]
+            mangled = re.match(r"_Z(\d+)(\w+)", what)
+            lacked = mangled[2][: int(mangled[1])] if mangled else what
+            defines = re.compile(rf"^(?:[\w ].*\b)?{re.escape(lacked)}\s*\([^;{{]*\)\s*\{{", re.MULTILINE)
+            texts = {str(each): each.read_text(encoding="utf-8", errors="replace") for each in beside}
+            others = [each for each, text in texts.items() if defines.search(text) and "main(" not in text]
+            if len(others) == 1 and others[0] not in known and others[0] not in options:
+                known += others
+                continue
+            rest = "other files of the program are given as options, such as --option other.cpp"
+            raise CompileError(f"the host part of {program.name} does not link: {what}; {rest}") from None
 
 
 def _fault(runtime: Runtime, address: int) -> str:
@@ -380,44 +415,6 @@ def _text(address: int) -> str:
     return ctypes.string_at(address).decode(errors="replace")
 
 
-def _allocation_name(name: int, line: int) -> str:
-    """The name of an allocation: "d_a (line 12)" of "(void**)&d_a, n * sizeof(float)"."""
-    first = re.sub(r"^\s*\([^()]*\*\s*\)|^\s*(reinterpret_cast|static_cast)\s*<[^>]*>", "", _text(name))
-    words = re.findall(r"[A-Za-z_]\w*", first.partition(",")[0])
-    return f"{words[-1] if words else 'memory'} (line {line})"
-
-
-def _plain(symbol: str) -> str:
-    """The last name in a symbol of a variable: "table" of "_ZN3lab5tableE"."""
-    piece, at = symbol, re.match(r"_Z(?:N|L|NL)?", symbol)
-    if at is None:
-        return symbol
-    rest = symbol[at.end() :]
-    while match := re.match(r"L?(\d+)", rest):
-        size = int(match[1])
-        piece, rest = rest[match.end() : match.end() + size], rest[match.end() + size :]
-    return piece if rest in ("", "E") and not symbol.startswith("_ZN4cuda") else symbol
-
-
 def _three(sides: Sequence[int]) -> Dims:
     x, y, z = sides
     return x, y, z
-
-
-def _instance(name: str, parameters: Sequence[str], pretty: str) -> str:
-    """A kernel's name with the arguments of its template, which a compiler of C++ writes after a function's name.
-
-    >>> _instance("f", ["T", "N"], "void f(T*) [with T = float; int N = 4]")
-    'f<float, 4>'
-    """
-    if not any(parameters):
-        return name
-    inside = pretty[pretty.rindex("[") :].removeprefix("[with ").removeprefix("[").removesuffix("]")
-    values = []
-    for place, parameter in enumerate(parameters, 1):
-        called = rf"\b{parameter}" if parameter else f"<template-parameter-1-{place}>"
-        piece = re.search(rf"(?:^|[;,] )[^;=]*?{called} = (.*?)(?=; |, \w+ = |$)", inside)
-        if not piece or "lambda" in piece[1]:
-            raise EmulationError(f"{pretty}: an argument of the template has no name that another compiler knows")
-        values.append(piece[1].removeprefix("{").removesuffix("}"))
-    return f"{name}<{', '.join(value for value in values if value)}>"

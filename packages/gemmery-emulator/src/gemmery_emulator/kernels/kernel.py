@@ -3,7 +3,7 @@
 # No `from __future__ import annotations` here: help() would show annotations as strings.
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from errno import ENOMEM
@@ -42,7 +42,7 @@ class CompiledKernel(NamedTuple):
 
 NO_WRAPPERS: frozenset[str] = frozenset()  # no file of a user's source consists of wrappers
 SOURCE = "kernel.cu"  # the name of a source passed as text, in findings and lines
-LAUNCHES = "launches from kernels (dynamic parallelism) are not modelled: call emulate() for each of them"
+LAUNCHES = "launches from kernels (dynamic parallelism) are not modeled: call emulate() for each of them"
 
 
 @overload
@@ -122,7 +122,7 @@ def emulate(
     >>> x[:3].tolist(), run.global_.loads.sectors, run.flops, run.findings
     ([0.0, 2.0, 4.0], 8, 64, ())
 
-    Raises EmulationError for instructions that are not modelled, CompileError, LayoutError, ArgumentError for launches
+    Raises EmulationError for instructions that are not modeled, CompileError, LayoutError, ArgumentError for launches
     that a driver would refuse, and with `strict` CheckError for findings. The arrays are then unchanged.
     """
     arch = architecture(arch)
@@ -218,7 +218,7 @@ def read_source(source: str | Path) -> tuple[str, str, Path | None]:
     if isinstance(source, Path):
         return _read(source), source.name, source.parent
     if hasattr(source, "encode") and "{" in source:
-        return source, SOURCE, None
+        return source.rstrip("\0"), SOURCE, None  # with which CuTe DSL ends PTX
     if hasattr(source, "encode") and source.endswith((".cu", ".ptx", ".cuh")):
         return read_source(Path(source))
     raise ArgumentError(f"source={source!r}: {FORMS}")
@@ -235,7 +235,7 @@ def compiled_kernel(
     if _is_ptx(text):
         return CompiledKernel(_read_ptx(text, kernel, arch, options), (), None)
     try:  # PTX needs no parser of C++
-        from gemmery_emulator.kernels.device_part import headers_of
+        from gemmery_emulator.kernels.project import headers_of
     except ModuleNotFoundError as error:
         raise not_installed(error, "emulating CUDA C++") from None
     headers = "#include" in re.sub(r"[ \t]", "", text)
@@ -247,7 +247,13 @@ def compiled_kernel(
         re.match("--?(pre-)?inc|-I$", each) for each in options
     )
     compile_it = _compiled if knows else _compiled.__wrapped__
-    return compile_it(text, name, folder, kernel, arch, options, beside, toolkit)
+    try:
+        return compile_it(text, name, folder, kernel, arch, options, beside, toolkit)
+    except CompileError as error:
+        if folder is not None:
+            for other in _as_built(text, name, folder, kernel, arch, options, str(error)):
+                return other
+        raise
 
 
 @lru_cache(maxsize=64)
@@ -263,13 +269,14 @@ def _compiled(
 ) -> CompiledKernel:
     """Compile a kernel; `beside` are the headers of its own, on which it depends."""
     inside = options if folder is None else (*options, f"-I{folder}")
-    from gemmery_emulator.kernels.device_part import device_part, program_of
+    from gemmery_emulator.kernels.device_part import device_part, expression, program_of, uncut
     from gemmery_emulator.kernels.source_kernels import meant
 
     program, part, ptx = program_of(text, name, options, folder, toolkit), None, None
     if program.is_device_code:
         with suppress(CompileError):  # it may need what nvcc declares without an include
-            ptx = nvrtc.ptx_alone(text, name, kernel, arch, inside, include.STANDARD if toolkit else {}, toolkit)
+            standard = include.STANDARD if toolkit else {}
+            ptx = nvrtc.ptx_alone(text, name, expression(kernel), arch, inside, standard, toolkit)
     try:
         if ptx is None:
             part = device_part(program, kernel, arch, options, toolkit)
@@ -281,9 +288,39 @@ def _compiled(
             raise CompileError(f"{_OF_NAMES.sub('', str(error)).rstrip()};\n{_WAYS}") from None
         if re.search(r'"cudaDeviceSynchronize" is undefined|kernel launch from __device__', str(error)):
             raise CompileError(f"{error}\n{LAUNCHES}") from None
-        raise
+        if any(each.startswith("-I") for each in options):
+            with suppress(CompileError):
+                ptx = uncut(program, kernel, arch, options, toolkit)
+        if ptx is None:
+            raise
     lowered = prepared(ptx.text, _only(list(parsed(ptx.text, NO_WRAPPERS).kernels), ptx.entry), NO_WRAPPERS)
     return CompiledKernel(lowered, part.left_out if part else (), ptx.made_from, part.warnings if part else ())
+
+
+def _as_built(
+    text: str, name: str, folder: Path, kernel: str, arch: str, options: tuple[str, ...], errors: str
+) -> Iterator[CompiledKernel]:
+    """Compile with macros that only the project's build defines, or as a part of the file that includes this one."""
+    from gemmery_emulator.kernels.device_part import program_of
+    from gemmery_emulator.kernels.project import build_definitions, including
+
+    program = program_of(text, name, options, folder, include.folders())
+    definitions = build_definitions(folder)
+    for macro in [each for each in definitions if any(it.startswith(f"-D{each}=") for it in options)]:
+        del definitions[macro]
+    if macros := program.built(errors, definitions):
+        flags = tuple(f"-D{macro}={definitions[macro][0]}" for macro in macros)
+        with suppress(CompileError):
+            compiled = compiled_kernel(text, name, folder, kernel, arch, (*options, *flags))
+            places = ", ".join(f"{definitions[it][1]}, line {definitions[it][2]}" for it in macros)
+            said = f"{' '.join(flags)}: taken from the project's build ({places})"
+            yield compiled._replace(warnings=(*compiled.warnings, (said, name, 1)))
+    whole = including(folder, name)
+    if whole is not None and whole.name not in program.sources:
+        with suppress(CompileError):
+            compiled = compiled_kernel(_read(whole), whole.name, whole.parent, kernel, arch, options)
+            said = f"it does not compile by itself, and was compiled as a part of {whole.name}, which includes it"
+            yield compiled._replace(warnings=(*compiled.warnings, (said, name, 1)))
 
 
 def _read_ptx(text: str, kernel: str, arch: str, options: tuple[str, ...]) -> LoweredKernel:
@@ -309,6 +346,7 @@ def _read(path: Path) -> str:
         reason = getattr(error, "strerror", None) or error
         raise ArgumentError(f"source={str(path)!r} cannot be read ({reason}): pass the path of a file") from None
     wide = data.startswith((b"\xff\xfe", b"\xfe\xff"))
+    data = data if wide else data.rstrip(b"\0")
     if (b"\0" in data) != wide or (wide and len(data) % 2):
         raise ArgumentError(f"source={str(path)!r} is not text: pass a file of CUDA C++ or PTX")
     try:  # NVRTC reads no byte order mark, which editors of Windows write
@@ -327,7 +365,8 @@ _OF_NAMES = re.compile(
 
 
 _WAYS = (
-    "name an instance of a template with its arguments (add<4>), and one of several overloads by its symbol (_Z3addPf)"
+    "name an instance of a template with its arguments (add<4>), and one of several overloads with its parameters "
+    "(add(float*, int)) or by its symbol (_Z3addPf)"
 )
 
 

@@ -85,7 +85,7 @@ class KernelRun(EmulatedRun):
 
     def _repr_html_(self) -> str:
         try:
-            from gemmery_emulator.pages.rendering import framed
+            from gemmery_emulator.pages.writing import framed
         except ModuleNotFoundError:
             return super()._repr_html_()
         return framed(run_page(self), f"emulated {self.kernel}")
@@ -110,7 +110,7 @@ class KernelRuns:
 
     def _repr_html_(self) -> str:
         try:
-            from gemmery_emulator.pages.rendering import framed
+            from gemmery_emulator.pages.writing import framed
         except ModuleNotFoundError as error:
             raise not_installed(error, "the page of two runs") from error
         return framed(self.html(), repr(self))
@@ -137,8 +137,8 @@ def run_page(
 ) -> str:  # fmt: skip
     """The page of a run, or of two side by side, with their predicted times and what their warps do over them."""
     try:
-        from gemmery_emulator.pages.pictures.warps import warps_picture
-        from gemmery_emulator.pages.rendering import render
+        from gemmery_emulator.pages.pictures.timeline import warps_picture
+        from gemmery_emulator.pages.writing import render
     except ModuleNotFoundError as error:
         raise not_installed(error, "the page of a run") from error
     runs = [run, *([other] if other else [])]

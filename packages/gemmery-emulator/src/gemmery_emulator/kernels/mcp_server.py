@@ -45,6 +45,7 @@ class WrittenLaunch:
         if isinstance(place, Path) and place.suffix not in (".cu", ".cuh", ".ptx"):
             raise ArgumentError(f"source={source!r}: pass the text of a kernel, or the path of a .cu or .ptx file")
         self.arrays = [written_arguments.argument(text, number) for number, text in enumerate(args)]
+        self.of_bf16 = [text.strip().startswith(("bf16[", "bfloat16[")) for text in args]
         blocks, threads = written_arguments.sides("grid", grid), written_arguments.sides("block", block)
         printed, before = io.StringIO(), progress.set(_limited(grid))
         try:
@@ -70,9 +71,14 @@ class WrittenLaunch:
 
     def values(self) -> dict[str, Any]:
         """The first elements of each array after the launch, and what the kernel printed."""
-        arrays = {f"argument {place}": it for place, it in enumerate(self.arrays) if isinstance(it, np.ndarray)}
+        arrays = {f"argument {place}": it for place, it in enumerate(self.numbers()) if isinstance(it, np.ndarray)}
         first = {name: [_number(value) for value in it.reshape(-1)[:SHOWN]] for name, it in arrays.items()}
         return {"arrays": first, "printed": self.printed}
+
+    def numbers(self) -> list[Any]:
+        """The arguments; those of bfloat16, of which NumPy has the bits, as float32."""
+        pairs = zip(self.arrays, self.of_bf16, strict=True)
+        return [(it.astype(np.uint32) << 16).view(np.float32) if bits else it for it, bits in pairs]
 
 
 def _limited(grid: str) -> Callable[[int, int], None]:
@@ -124,7 +130,7 @@ def run(
 def faults(
     source: str, grid: str, block: str, args: list[str], kernel: str = "", shared: int = 0, arch: str = "sm_90"
 ) -> dict[str, Any]:
-    """Look for faults: races, accesses out of bounds, missing barriers, uninitialised reads, each with its line."""
+    """Look for faults: races, accesses out of bounds, missing barriers, uninitialized reads, each with its line."""
     return WrittenLaunch(source, kernel, grid, block, args, shared, arch).faults()
 
 
@@ -153,7 +159,7 @@ def diff(
     target = card or arch
     first = WrittenLaunch(old, kernel, grid, block, args, shared, target)
     second = WrittenLaunch(new, kernel, new_grid or grid, new_block or block, args, shared, target)
-    pairs = list(zip(first.arrays, second.arrays, strict=True))
+    pairs = list(zip(first.numbers(), second.numbers(), strict=True))
     equal = all(np.array_equal(x, y, equal_nan=True) for x, y in pairs if isinstance(x, np.ndarray))
     sizes = [0.0, *(_difference(x, y) for x, y in pairs if isinstance(x, np.ndarray))]
     section = compared(first.run, second.run)
@@ -193,7 +199,8 @@ def _with_errors(tool: Any, of_sdk: type[Exception]) -> Any:
     @wraps(tool)
     def called(*args: Any, **options: Any) -> Any:
         try:
-            return tool(*args, **options)
+            with redirect_stdout(io.StringIO()):  # a prediction runs the kernel again, and stdout is the protocol's
+                return tool(*args, **options)
         except GemmeryError as error:
             raise of_sdk(f"{type(error).__name__}: {error}") from error
 

@@ -32,6 +32,7 @@ ROUNDS = 2  # of blocks that are followed; the later ones take as long as the la
 # Of what later blocks load again and L2 has no room for, the share that misses. simt_naive on an H200 misses L2 with
 # 26 % of its sectors at n = 4096 in f32 and 16 % at 2048 in f64: blocks side by side ask for the same.
 LOST = 0.4
+TOGETHER = 2  # loads that a warp waits for together, one of A and one of B: it waits where either misses
 UNKNOWN = 64  # registers of a thread of a kernel that is PTX
 LEAST_L1 = 16 << 10  # bytes that shared memory leaves
 RESERVED = 1024  # bytes of shared memory of each block that the system takes
@@ -129,15 +130,20 @@ def predict_launch(
     kinds = amounts.sum(axis=0)
     tensor = (float(kinds[KINDS.index(name)]) * clocks[name] * pipes.tensor for name in TENSOR)  # at their peak
     cooled = pipes.heat * seconds(sum(tensor))
+    # What longer loops hide better, such as the end of a tile, they hide no more of than the samples do.
+    per_block = by_unit[list(UNITS).index(longest)]
+    least = min(sample.clocks(rounds) - each * float(per_block @ sample.amounts.sum(axis=0)) / running
+                for sample in samples)  # fmt: skip
+    simulated = max(simulated, least + terms[longest] * device.clock * 1e9)
     waiting = max(simulated / (device.clock * 1e9) - terms[longest], 0.0)
     memory = moved / (device.bandwidth * 1e9 * USABLE)
     launch = NEXT if follows else OVERLAPPED if shape.overlaps else LAUNCH
     busy = terms[longest] + waiting
     # L2 has a clock of its own: only what tensor cores take longer than it makes the launch longer.
     busy += max(terms["tensor"] + cooled - max(terms["tensor"], terms["L2"], terms["L2 stores"]), 0.0)
-    # Memory and multiprocessors are two stages: the shorter one is hidden but for the first of all turns.
+    # Memory and multiprocessors are two stages: the shorter one is hidden but for the first turn of the first block.
     turns = 1 + max(first.turns + (last.turns - first.turns) * beyond, 0.0)
-    total = max(launch + max(busy, memory) + min(busy, memory) / (rounds * turns), DISPATCHED * shape.blocks)
+    total = max(launch + max(busy, memory) + min(busy, memory) / (each * turns), DISPATCHED * shape.blocks)
     terms |= {"memory": memory, "waits": waiting, "launch": launch}
     bound = max(terms, key=lambda name: terms[name])
     shared_out = {"memory": "L2", "launch": longest}.get(bound, bound)  # what is told apart by line
@@ -211,8 +217,7 @@ def _sampled(
         raise EmulationError(f"{run.kernel} cannot run again: predict the time of a run of gm.emulate() itself")
     if orders(run.rerun.program.kernel).tensor_memory:
         raise EmulationError(
-            f"{run.kernel} uses tensor memory (tcgen05), which {device.name} does not have: times are not predicted "
-            "for sm_100"
+            f"{run.kernel} uses tensor memory (tcgen05), whose times are not predicted: name a kernel without it"
         )
     registers, static = run.rerun.resources(device.arch)
     arguments = run.rerun.bind()
@@ -271,7 +276,8 @@ class SampledLaunch:
             if not loaded or shape.bytes == float("inf"):
                 return 1.0
             first = min(1.0, shape.bytes / (shape.blocks / at_once * min(shape.bytes, loaded * at_once)))
-            return first + (1 - first) * LOST * max(0.0, 1 - device.l2 / shape.bytes)
+            lost = LOST * max(0.0, 1 - device.l2 / shape.bytes)
+            return first + (1 - first) * (1 - (1 - lost) ** TOGETHER)
 
         limits = device.limits
         tight = self.registers * limits.warps_sm * WARP <= limits.registers_sm

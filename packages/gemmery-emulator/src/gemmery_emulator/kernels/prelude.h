@@ -29,6 +29,7 @@ typedef unsigned u_int;
 typedef long long time_t;
 typedef unsigned long pthread_t;
 typedef struct _IO_FILE FILE;
+#define CUDART_VERSION CUDA_VERSION
 #define __extension__
 #define register
 #define __asm__ asm

@@ -14,7 +14,7 @@ from tree_sitter import Query, QueryCursor
 
 from gemmery.cuda import include
 from gemmery.errors import ArgumentError
-from gemmery_emulator.kernels.declarations import LANGUAGE, Source, function_of
+from gemmery_emulator.kernels.declarations import LANGUAGE, Declaration, Source, function_of
 from gemmery_emulator.kernels.device_part import program_of
 from gemmery_emulator.kernels.programs import listed
 
@@ -29,14 +29,21 @@ def kernels_of(text: str, name: str = "kernel.cu", folder: Path | None = None) -
     {'f': ('f<4>',)}
     >>> kernels_of("namespace lab { __global__ void g(int* x) { *x = 1; } }")
     {'lab::g': ('lab::g',)}
+    >>> kernels_of("__global__ void h(int* x, int n = 1) {} __global__ void h(const float x[], long) {}")
+    {'h': ('h(int*, int)', 'h(const float*, long)')}
     """
     program = program_of(text, name, (), folder, include.folders())
     instances: dict[str, tuple[str, ...]] = {}
+    overloads: dict[str, dict[str, Any]] = {}  # by parameters, the conditions of #if
     for each in program.kernels(name):
         alone = each.title.removesuffix("()")
         called = f"{each.scope}::{alone}" if each.scope else alone
         if "template" not in each.head:
-            instances.setdefault(called, (called,))
+            types = f"{called}({', '.join(map(_type, _parameters(each)))})"
+            of_name = overloads.setdefault(called, {types: each.source.conditions(each.start)})
+            if each.source.conditions(each.start) in of_name.values():
+                of_name.setdefault(types, of_name[next(iter(of_name))])
+            instances[called] = tuple(of_name) if len(of_name) > 1 else (called,)
         elif re.search(r"\btemplate\s*<\s*[^>\s]", each.source.text[each.start : each.stop]):
             launched = re.findall(rf"\b{alone}\s*(<[^;{{}}()]*?>)\s*<<<", text)
             instances[called] = tuple(dict.fromkeys(f"{called}{' '.join(each.split())}" for each in launched))
@@ -78,14 +85,32 @@ def declared(
     called = kernel.partition("<")[0].rpartition("::")[2].strip()
     definitions = dict[tuple[str, ...], None]()
     for each in program.kernels(name):
-        function = function_of(each.node) if each.title == f"{called}()" else None
-        parameters = function.child_by_field_name("parameters") if function else None
-        if parameters is not None:
-            ends = [it.start_byte for it in parameters.children if it.type in ("(", ",", ")")]
-            parts = (each.source.words[0][start + 1 : stop] for start, stop in pairwise(ends))
-            plain = (" ".join(part.decode().partition("=")[0].split()) for part in parts)
-            definitions[tuple(part for part in plain if part and part != "void")] = None
+        if each.title == f"{called}()":
+            definitions[_parameters(each)] = None
     return tuple(definitions)
+
+
+def _parameters(kernel: Declaration) -> tuple[str, ...]:
+    """The parameters of a definition, without their default values."""
+    function = function_of(kernel.node)
+    parameters = function.child_by_field_name("parameters") if function else None
+    if parameters is None:
+        return ()
+    ends = [it.start_byte for it in parameters.children if it.type in ("(", ",", ")")]
+    parts = (kernel.source.words[0][start + 1 : stop] for start, stop in pairwise(ends))
+    plain = (" ".join(part.decode().partition("=")[0].split()) for part in parts)
+    return tuple(part for part in plain if part and part != "void")
+
+
+def _type(declared: str) -> str:
+    """The type of a parameter; an array is a pointer.
+
+    >>> _type("const float* __restrict__ x"), _type("int x[4]"), _type("unsigned")
+    ('const float* __restrict__', 'int*', 'unsigned')
+    """
+    plain = re.sub(r"\[[^\]]*\]$", "*", declared.strip())
+    name = parameter_name(plain.removesuffix("*") if "[" in declared else plain)
+    return re.sub(rf"\s*\b{name}\b(\**)$", r"\1", plain) if name else plain
 
 
 def names_of(definitions: Iterable[tuple[str, ...]]) -> set[tuple[str, ...]]:

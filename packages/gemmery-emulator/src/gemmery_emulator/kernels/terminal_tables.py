@@ -65,7 +65,7 @@ def show_section(section: Section, console: Console) -> None:
 
 
 def show_pair(section: Section, console: Console) -> None:
-    """Print a section of two kernels, with the differences in colour."""
+    """Print a section of two kernels, with the differences in color."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0))
     for name in section.head:
         table.add_column(name, justify="right" if name and section.numbers else "left", overflow="fold")
@@ -115,7 +115,7 @@ def _columns(section: Section, columns: Sequence[int]) -> Section:
 
 
 def _width(section: Section) -> int:
-    """Columns of a terminal that a table needs, with two between neighbours."""
+    """Columns of a terminal that a table needs, with two between neighbors."""
     return sum(2 + max(map(len, column)) for column in zip(section.head, *section.rows, strict=True))
 
 

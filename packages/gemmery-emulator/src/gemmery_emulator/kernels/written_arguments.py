@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -150,18 +151,20 @@ def _typed(text: str, kind: str, value: str) -> Any:
 def _file(text: str) -> NDArray[Any]:
     path, _, key = text.partition(":")
     try:
-        value = np.load(Path(path), allow_pickle=False)
-    except (OSError, ValueError) as error:
+        with Path(path).open("rb") as file:
+            value = np.load(file, allow_pickle=False)
+            keys = [] if isinstance(value, np.ndarray) else list(value.files)
+            if key in keys:
+                return np.asarray(value[key])
+    except (OSError, ValueError, EOFError, BadZipFile) as error:  # of files that are damaged, too
         reason = getattr(error, "strerror", None) or "it holds no arrays of numbers"
         raise ArgumentError(f"--arg {text}: {path} cannot be read ({reason}); save it with numpy.save") from None
-    if isinstance(value, np.ndarray):
-        if key:
-            raise ArgumentError(f"--arg {text}: this file has one array, without a key; write {path}")
-        return value
-    keys = list(value.files)
-    if key not in keys:
-        raise ArgumentError(f"--arg {text}: this file has {', '.join(keys)}; write {path}:{keys[0] if keys else 'key'}")
-    return np.asarray(value[key])
+    if not isinstance(value, np.ndarray):
+        way_out = f"{path}:{keys[0] if keys else 'key'}"
+        raise ArgumentError(f"--arg {text}: this file has {', '.join(keys)}; write {way_out}")
+    if key:
+        raise ArgumentError(f"--arg {text}: this file has one array, without a key; write {path}")
+    return value
 
 
 def _number(text: str, value: str) -> int | float:

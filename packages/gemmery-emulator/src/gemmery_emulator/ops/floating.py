@@ -3,7 +3,7 @@
 PTX ISA 9.0, "Floating-Point Instructions" and "Half Precision Floating-Point Instructions".
 
 The exact results of the hardware's approximations (ex2.approx, rcp.approx ...) are not documented: here they are
-correctly rounded, within the errors that the ISA states. The payloads of NaNs are not modelled.
+correctly rounded, within the errors that the ISA states. The payloads of NaNs are not modeled.
 
 Results of half precision are computed in float64 and rounded once. Operands of f16 have 11 bits and exponents from -24
 to 15: a sum of a product and a third number that float64 cannot hold, 53 bits, has either a product beyond 2**28, which
@@ -192,7 +192,7 @@ def _approximations() -> dict[str, Op]:
 
 
 def _of_numbers(choose: Meaning) -> Meaning:
-    """Return the other operand if one is NaN, as numpy.fmin, but also for signalling NaNs."""
+    """Return the other operand if one is NaN, as numpy.fmin, but also for signaling NaNs."""
     return lambda x, y: where(np.isnan(x), y, where(np.isnan(y), x, choose(x, y)))
 
 

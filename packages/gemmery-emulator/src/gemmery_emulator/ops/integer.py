@@ -50,7 +50,7 @@ def magnitude(x: Values) -> Values:
 
 
 def divided(operation: np.ufunc, sign: Meaning, a: Values, b: Values) -> Values:
-    """Divide, rounding towards zero, with the sign of what `sign` gives; all ones where `b` is zero, which the ISA
+    """Divide, rounding toward zero, with the sign of what `sign` gives; all ones where `b` is zero, which the ISA
     leaves open.
     """
     result = operation(magnitude(a), np.maximum(magnitude(b), 1)).view(a.dtype)

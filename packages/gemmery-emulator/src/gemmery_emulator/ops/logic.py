@@ -262,7 +262,7 @@ def bfind_shiftamt(a: Values) -> Values:
 
 
 def brev(a: Values) -> Values:
-    """Reverse the bits: swap neighbours, then neighbouring pairs, and so on."""
+    """Reverse the bits: swap neighbors, then neighboring pairs, and so on."""
     width = 8 * a.itemsize
     for shift in (1, 2, 4, 8, 16, 32)[: 5 if width == 32 else 6]:
         mask = (2**width - 1) // (2**shift + 1)

@@ -175,7 +175,7 @@ def _halves(register: Array) -> Array:
     return _HALF.take(np.ascontiguousarray(register).view("u2")).reshape(*register.shape, 2)
 
 
-# C as the two neighbours that a lane holds of each pattern of 8 x 8.
+# C as the two neighbors that a lane holds of each pattern of 8 x 8.
 
 
 def _to_pairs(c: Sequence[Array], kind: str) -> list[tuple[Array, Array]]:

@@ -16,6 +16,7 @@ from gemmery_emulator.pace.profile import ProfilePart
 ClockKey = tuple[object, ...]  # of a barrier's round, or a phase of an mbarrier
 Asked = tuple[tuple[int, float], ...]  # units of a multiprocessor, and clocks of each
 QUARTERS = 4
+FEW = 8  # registers of a warp; of more, those that are there are forgotten
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,21 +149,27 @@ class WarpClocks:
 
     def run(self) -> Simulated:
         """Follow all warps to their ends."""
-        self._heap = [(0.0, warp.number) for warp in self._warps]
-        heapq.heapify(self._heap)
-        while self._heap or self._waiting:
-            if not self._heap:  # what is missing arrived in an order that the emulator did not take: go on
+        heap = self._heap = [(0.0, warp.number) for warp in self._warps]
+        warps, streams = self._warps, self._events
+        while heap or self._waiting:
+            if not heap:  # what is missing arrived in an order that the emulator did not take: go on
                 self._complete(min(self._waiting, key=lambda key: self._there.get(key, 0.0)))
                 continue
-            warp = self._warps[heapq.heappop(self._heap)[1]]
-            stream = self._events[warp.number]
-            if warp.at < len(stream):
-                event = stream[warp.at]
-                warp.at += 1
-                if self._execute(warp, event):
-                    heapq.heappush(self._heap, (warp.now, warp.number))
-            else:
+            number = heap[0][1]
+            warp, stream = warps[number], streams[number]
+            if warp.at == len(stream):
+                heapq.heappop(heap)
                 self._end(warp)
+                continue
+            event = stream[warp.at]
+            warp.at += 1
+            if type(event) is StepRuns:
+                self._runs(warp, event)
+                heapq.heapreplace(heap, (warp.now, number))
+                continue
+            heapq.heappop(heap)  # others may be pushed meanwhile
+            if self._execute(warp, event):
+                heapq.heappush(heap, (warp.now, number))
         waits = {index: clocks / len(self._warps) for index, clocks in self._waits.items()}
         return Simulated(tuple(map(max, zip(*self._ends, strict=True))), waits, tuple(self._spans or ()))
 
@@ -180,11 +187,8 @@ class WarpClocks:
             self._warps[number] = _Warp(number, block, begin, begin, round=warp.round + 1)
             heapq.heappush(self._heap, (begin, number))
 
-    def _execute(self, warp: _Warp, event: ClockEvent) -> bool:
+    def _execute(self, warp: _Warp, event: Arrives | Awaits | BulkCopies) -> bool:
         """Execute an event; False if the warp waits."""
-        if isinstance(event, StepRuns):
-            self._runs(warp, event)
-            return True
         warp.now = warp.horizon = max(warp.now, warp.horizon)
         if isinstance(event, BulkCopies):
             self._copies(warp, event)
@@ -240,14 +244,11 @@ class WarpClocks:
         part = event.part
         if part.role[0] or event.follows:
             self._begin(warp, part)
-        start, pending = warp.now, warp.pending
+        start = warp.now
         served, delay = self._serve(warp, event, start)
         last = start + delay + part.begins
-        late: list[tuple[str, float]] = []
-        if pending:
-            late = [(name, pending[name]) for name in part.reads.intersection(pending) if pending[name] > start]
-            for name in part.written.intersection(pending):
-                del pending[name]
+        late = self._late(warp, part) if warp.pending else []
+        pending = warp.pending
         for name, own in part.slow:  # there later than their part has been issued
             if start + delay + own > served:
                 pending[name] = start + delay + own
@@ -264,9 +265,20 @@ class WarpClocks:
             self._note(part, last - start - delay - part.begins)
         warp.now, warp.horizon = served, max(warp.horizon, last)
         if event.copies or event.commits:
-            self._commit(warp, event, served)
+            self._commit(warp, event, start + delay)
         if self._spans is not None:
             self._span(warp, event, start, last)
+
+    @staticmethod
+    def _late(warp: _Warp, part: ProfilePart) -> list[tuple[str, float]]:
+        """The registers that a part reads and that are not there yet; those that it writes are pending no longer."""
+        pending, start = warp.pending, warp.now
+        if len(pending) > FEW:
+            pending = warp.pending = {name: there for name, there in pending.items() if there > start}
+        late = [(name, there) for name, there in pending.items() if there > start and name in part.reads]
+        for name in part.written.intersection(pending):
+            del pending[name]
+        return late
 
     def _begin(self, warp: _Warp, part: ProfilePart) -> None:
         """Begin after all instructions before, and when few enough of the warp's own copies or products are left."""
@@ -282,12 +294,12 @@ class WarpClocks:
             self._wait(warp, until, _WORDS[of], part.demands[0][0])
             warp.now = warp.horizon = until
 
-    def _commit(self, warp: _Warp, event: StepRuns, served: float) -> None:
+    def _commit(self, warp: _Warp, event: StepRuns, there: float) -> None:
         """Note when what the part has started is there, and the groups that it commits."""
         if event.copies:
             latencies = self._rates.latencies
             slowest = max((latencies[cache] for cache in event.part.missed.values()), default=latencies["l2"])
-            warp.under_way["copy"] = max(warp.under_way["copy"], served + slowest)
+            warp.under_way["copy"] = max(warp.under_way["copy"], there + slowest)
         for of in event.commits:
             warp.groups[of].append(warp.under_way[of])
 
@@ -316,13 +328,15 @@ class WarpClocks:
                 served = end
             if begin > later:
                 later = begin
+        served = max(served, later)
         for unit, clocks in event.asks:
             free = units[unit]
             begin = free[0] if free[0] > start else start
             end = free[0] = begin + clocks
             if end > later:
                 later = end
-        served = max(served, later)
+            if end > served and not (event.copies and unit == self._rates.l2):  # whose copies go on while the warp does
+                served = end
         if event.tensor:
             free = self._tensor[place]
             begin = max(free[quarter], start)

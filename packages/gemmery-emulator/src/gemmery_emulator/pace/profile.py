@@ -4,7 +4,8 @@ Instructions begin as soon as their operands are there, because ptxas arranges t
 They do not move to an earlier turn of a loop, and not across a barrier or a store. Where a kernel has so few registers
 that a multiprocessor is full of its threads, some loads through pointers that move on do not move up either: in the
 machine code of simt_naive they stand beside the use of the values before them, while loads at fixed distances from a
-pointer (simt_packed) stand in batches of 12.
+pointer (simt_packed) stand in batches of 12. Loads whose addresses are computed beside them stand in batches of ROOM
+registers: four pairs of f32, two of f64 (gemv_warp).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from gemmery_emulator.pace.demand import WarpDemand
 
 Numbered = tuple[int, WarpDemand]  # with the instruction's number
 TURN = 64.0  # clocks
+ROOM = 8  # registers of values that are under way
 SUMS = ("fma", "f64", "multiply")  # latencies of sums and products
 SPLITS = ("wgmma_wait", "bulk_wait", "copy_wait")  # roles of instructions before which a part ends
 
@@ -94,28 +96,37 @@ def held_back(demands: Sequence[Numbered]) -> frozenset[int]:
 
     They are those through a pointer that moves on from load to load, and that is stepped once more as a whole, for what
     remains after the loop: both take registers. Loads whose values are converted first stand a use further ahead, which
-    is as good as at the top, and are left out.
+    is as good as at the top, and are left out. Others are those for whose values no registers are left.
     """
     pointers: dict[str, int] = {}  # where the block has loaded, and how many addresses are computed from it
     moved: set[str] = set()
     loaded: set[str] = set()
+    computed: set[str] = set()
     stay: set[int] = set()
-    used = False
+    full: set[int] = set()
+    used, spent, under_way = False, False, 0
     for index, demand in demands:
-        loads = demand.latency == "global"
-        if loads:
+        words = sum(2 if name.startswith(("%rd", "%fd")) else 1 for name in demand.writes)
+        if demand.latency == "global":
             if used and not moved.isdisjoint(demand.reads):
                 stay.add(index)
                 used = False
+            if spent and under_way + words > ROOM and not computed.isdisjoint(demand.reads):
+                full.add(index)
+                spent, under_way = False, 0
+            under_way += words
             for name in demand.reads:
                 pointers.setdefault(name, 0)
             loaded.update(demand.writes)
             continue
-        used = used or (demand.latency in SUMS and not loaded.isdisjoint(demand.reads))
+        under_way += words if demand.latency == "shared" else 0
+        computed.update(demand.writes)
+        sums = demand.latency in SUMS and not loaded.isdisjoint(demand.reads)
+        used, spent = used or sums, spent or sums
         for name in pointers.keys() & set(demand.reads):
             pointers[name] += 1
             moved.update(demand.writes)
-    return frozenset(stay) if max(pointers.values(), default=0) > 1 else frozenset()
+    return frozenset(stay if max(pointers.values(), default=0) > 1 else full)
 
 
 def part_of(

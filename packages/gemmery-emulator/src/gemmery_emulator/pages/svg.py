@@ -1,4 +1,4 @@
-"""Figures as SVG that takes its colours from the page around it, for a light and a dark background alike.
+"""Figures as SVG that takes its colors from the page around it, for a light and a dark background alike.
 
 Curves are Matplotlib's; pictures are cells and labels in user units. They share the palette, and phrases of captions.
 """
@@ -43,7 +43,7 @@ PALETTE = {
     "s9": ("#006d85", "#5cc8e0"),
     "s10": ("#545a66", "#b4bac6"),
 }
-# Matplotlib writes colours as numbers: each name is drawn as a unique number, which is replaced by the name afterwards.
+# Matplotlib writes colors as numbers: each name is drawn as a unique number, which is replaced by the name afterwards.
 TOKENS = {name: f"#0000{index + 1:02x}" for index, name in enumerate(PALETTE)}
 NAMES = {token: name for name, token in TOKENS.items()}
 INK, MUTED, RIVAL = TOKENS["ink"], TOKENS["muted"], TOKENS["rival"]
@@ -133,7 +133,7 @@ def legend(on: Axes) -> None:
 
 
 def render(on: Axes, name: str, label: str) -> str:
-    """The figure of `on` as an <svg> element whose colours are CSS variables and whose ids begin with `name`."""
+    """The figure of `on` as an <svg> element whose colors are CSS variables and whose ids begin with `name`."""
     figure = on.figure
     figure.tight_layout(pad=0.3)  # type: ignore[union-attr]
     text = io.StringIO()
@@ -153,20 +153,20 @@ def render(on: Axes, name: str, label: str) -> str:
 _ROOT = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" role="img"'
 
 
-def _colours(scheme: int) -> str:
+def _colors(scheme: int) -> str:
     return " ".join(f"--{name}: {pair[scheme]};" for name, pair in PALETTE.items())
 
 
 def variables() -> str:
-    """CSS that gives every name of the palette its colour, in both schemes."""
-    dark = f"@media (prefers-color-scheme: dark) {{ :root {{ {_colours(1)} }} }}"
-    return f":root {{ color-scheme: light dark; {_colours(0)} }}\n{dark}"
+    """CSS that gives every name of the palette its color, in both schemes."""
+    dark = f"@media (prefers-color-scheme: dark) {{ :root {{ {_colors(1)} }} }}"
+    return f":root {{ color-scheme: light dark; {_colors(0)} }}\n{dark}"
 
 
 def schemes() -> str:
     """CSS that fixes one scheme for a page whose root says `data-scheme`, whatever the system prefers."""
     return "\n".join(
-        f':root[data-scheme="{scheme}"] {{ color-scheme: {scheme}; {_colours(side)} }}'
+        f':root[data-scheme="{scheme}"] {{ color-scheme: {scheme}; {_colors(side)} }}'
         for side, scheme in enumerate(("light", "dark"))
     )
 
@@ -178,26 +178,26 @@ def standalone(svg: str) -> str:
 
 
 def spread(places: Sequence[float], gap: float) -> list[float]:
-    """Places for labels, in the order given, moved apart until neighbours are `gap` from each other.
+    """Places for labels, in the order given, moved apart until neighbors are `gap` from each other.
 
     >>> spread([1.0, 1.1, 5.0], gap=1.0)
     [0.55, 1.55, 5.0]
     """
 
-    def centre(cluster: Sequence[int]) -> float:
+    def center(cluster: Sequence[int]) -> float:
         return sum(places[index] for index in cluster) / len(cluster)
 
     clusters: list[list[int]] = []
     for index in sorted(range(len(places)), key=places.__getitem__):
         clusters.append([index])
-        while len(clusters) > 1 and centre(clusters[-1]) - centre(clusters[-2]) < (
+        while len(clusters) > 1 and center(clusters[-1]) - center(clusters[-2]) < (
             (len(clusters[-2]) + len(clusters[-1])) * gap / 2
         ):
             clusters[-2:] = [clusters[-2] + clusters[-1]]
     spaced = list(places)
     for cluster in clusters:
         for rank, index in enumerate(cluster):
-            spaced[index] = centre(cluster) + (rank - (len(cluster) - 1) / 2) * gap
+            spaced[index] = center(cluster) + (rank - (len(cluster) - 1) / 2) * gap
     return spaced
 
 
@@ -206,7 +206,7 @@ LEAST = 9  # font size of any label: a page shows a picture at about one unit a 
 
 
 def cell(x: float, y: float, width: float, height: float, fill: str, tooltip: str = "") -> str:
-    """A rectangle filled with a colour of the palette; the tooltip is read aloud, too."""
+    """A rectangle filled with a color of the palette; the tooltip is read aloud, too."""
     inside = f"<title>{escape(tooltip)}</title>" if tooltip else ""
     return (
         f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="2" fill="var(--{fill})">{inside}</rect>'
@@ -270,7 +270,7 @@ def spoken(numbers: Sequence[int]) -> str:
 
 
 def key(x: float, y: float, meanings: Sequence[tuple[str, str]]) -> str:
-    """A row of colours and their meanings from `x` on, whose middle is at height `y`."""
+    """A row of colors and their meanings from `x` on, whose middle is at height `y`."""
     parts = []
     for fill, meaning in meanings:
         parts += [cell(x, y - 6, 12, 12, fill), label(x + 18, y, meaning, "muted", 11, "start")]

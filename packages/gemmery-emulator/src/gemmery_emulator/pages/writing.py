@@ -1,18 +1,26 @@
-"""What a command writes: JSON, and the page or picture that an option asks for, checked before anything runs."""
+"""What a command writes: JSON, and the page or picture that an option asks for, checked before anything runs.
+
+Pages are made from the templates in templates/: every text is escaped, and an unknown name is an error.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import tempfile
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 from typer import CallbackParam, Option
 
 from gemmery.errors import ArgumentError, InstallError, missing
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 STARTS = (b"<!doctype html", b"<html", b"<svg", b"<?xml")  # of pages and pictures
 
@@ -25,8 +33,7 @@ def place(option: CallbackParam, path: Path | None) -> Path | None:
 
 
 HtmlToo = Annotated[
-    Path | None,
-    Option("--html", metavar="PATH", help="Also write a page there.", show_default=False, callback=place),
+    Path | None, Option("--html", metavar="PATH", help="Also write a page there.", show_default=False, callback=place)
 ]
 
 
@@ -121,3 +128,43 @@ def as_plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: as_plain(part) for key, part in value.items()}
     return [as_plain(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def render(template: str, package: str, **values: Any) -> str:
+    """Return a page from a template of a package, which may use those of this one.
+
+    >>> render("exhibit.html", "gemmery_lab.report", title="a", exhibit=EXHIBITS[0], where="", ...)  # doctest: +SKIP
+    '<!doctype html>...'
+    """
+    return _environment(package).get_template(template).render(values)
+
+
+def framed(page: str, title: str) -> str:
+    """A page as a frame in another one, dark or light as the background behind it, light where that is unknown."""
+    light = page.replace('<html lang="en">', '<html lang="en" data-scheme="light">', 1)
+    return render("frame.html", __package__, page=light, title=title)
+
+
+@functools.cache
+def _environment(package: str) -> Environment:
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+
+    packages = dict.fromkeys((package, __package__))
+    environment = Environment(
+        loader=ChoiceLoader([PackageLoader(name) for name in packages]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.globals["style"] = _style
+    return environment
+
+
+@functools.cache
+def _style() -> str:
+    from gemmery_emulator.pages.svg import schemes, variables  # loads matplotlib
+
+    css = files(__package__).joinpath("page.css").read_text(encoding="utf-8")
+    return f"{variables()}\n{schemes()}\n{css}"

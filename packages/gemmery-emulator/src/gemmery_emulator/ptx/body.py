@@ -128,7 +128,7 @@ class Body:
                 elif kind == "location":
                     self._location(match)
                 elif kind == "label":
-                    self._labelled(match["label"][:-1].strip())
+                    self._labeled(match["label"][:-1].strip())
                 elif kind == "directive":
                     self._directive(match["directive"][:-1].strip())
                 else:
@@ -215,7 +215,7 @@ class Body:
             line = self._lines[key] = Line(file, int(key[1]), file in self.wrappers)
         return line
 
-    def _labelled(self, name: str) -> None:
+    def _labeled(self, name: str) -> None:
         if name in self.scope.labels:
             raise EmulationError(f"label {name} is defined twice: labels must be unique")
         unique = self.scope.labels[name] = free_name(name, self.labels)
@@ -241,11 +241,11 @@ class Body:
         match = _REGISTERS.fullmatch(text)
         if not match:
             raise EmulationError(
-                "registers are declared as .reg .b32 %r<10>, a, b (vectors of registers are not modelled)"
+                "registers are declared as .reg .b32 %r<10>, a, b (vectors of registers are not modeled)"
             )
         type_ = match[1]
         if type_ not in REGISTERS:
-            raise EmulationError(f"registers of type .{type_} are not modelled: .b32, .f32, .pred and others are")
+            raise EmulationError(f"registers of type .{type_} are not modeled: .b32, .f32, .pred and others are")
         for item in match[2].split(","):
             names = _RANGE.fullmatch(item.strip())
             if not names:

@@ -98,7 +98,7 @@ def _reach(
         if name in chain:
             if instruction.opcode.name == NAME:
                 continue  # an error if a thread does it
-            raise EmulationError(f"{_where(instruction)}: {name} calls itself: recursion is not modelled; use a loop")
+            raise EmulationError(f"{_where(instruction)}: {name} calls itself: recursion is not modeled; use a loop")
         if name not in sizes:
             function = reached[name] = functions.defined[name]
             sizes[name] = _reach(function.body, functions, (*chain, name), reached, sizes)
@@ -115,7 +115,7 @@ def _find_slots(instruction: Instruction, slots: dict[str, dict[int, int]]) -> N
     """Record the parts of parameters that an instruction reads or writes: variable -> offset -> bytes."""
     for operand in instruction.operands:
         if isinstance(operand, Symbol) and operand.name in slots:
-            raise EmulationError(f"{_where(instruction)}: taking the address of a parameter is not modelled; {WAY_OUT}")
+            raise EmulationError(f"{_where(instruction)}: taking the address of a parameter is not modeled; {WAY_OUT}")
         if not isinstance(operand, Address) or not isinstance(operand.base, Symbol) or operand.base.name not in slots:
             continue
         known, width = slots[operand.base.name], _width(instruction)
@@ -123,7 +123,7 @@ def _find_slots(instruction: Instruction, slots: dict[str, dict[int, int]]) -> N
             first = operand.base.offset + i * width
             if any(at != first and at < first + width and first < at + known[at] for at in known):
                 raise EmulationError(
-                    f"{_where(instruction)}: accesses to overlapping parts of a parameter are not modelled; {WAY_OUT}"
+                    f"{_where(instruction)}: accesses to overlapping parts of a parameter are not modeled; {WAY_OUT}"
                 )
             known[first] = max(width, known.get(first, 0))  # a char is passed as an int, which is wider
 

@@ -53,7 +53,7 @@ def parse(text: str, wrappers: Collection[str] = ()) -> PtxModule:
     >>> module.kernels["f"].instructions[0].text
     'mov.b32 %r1, 42'
 
-    Raises EmulationError, with the line, for text that is not valid or not modelled.
+    Raises EmulationError, with the line, for text that is not valid or not modeled.
     """
     files = {number: re.split(r"[/\\]", path)[-1] for number, path in _FILE.findall(text)}
     text = _FILE.sub("", _COMMENT.sub(_blank, text))

@@ -256,7 +256,7 @@ def _split(text: str) -> tuple[str, int]:
 
 
 SIZES = {f"{kind}{bits}": bits // 8 for kind in "busf" for bits in (8, 16, 32, 64, 128)} | {"f16x2": 4, "bf16x2": 4}
-REGISTERS = frozenset((*SIZES, "pred", "bf16", "tf32"))  # types of registers; which ones are modelled each use decides
+REGISTERS = frozenset((*SIZES, "pred", "bf16", "tf32"))  # types of registers; which ones are modeled each use decides
 MOST, MOST_LOCAL = 1 << 38, 512 << 10  # bytes of a variable
 _VARIABLE = re.compile(
     r"""(?:\.(?:extern|visible|weak|common)\s+)* \.(?P<space>shared|local|global|const|param)(?:::\w+)? \s*
@@ -334,5 +334,5 @@ def _constants(text: str, type_: str) -> tuple[bytes, tuple[tuple[int, str, int]
             pointers.append((size * len(packed), pointer["generic"] or pointer["plain"], int(pointer["more"] or 0)))
             packed.append(bytes(size))
         else:
-            raise EmulationError(f"initial value {item}: numbers and addresses of 8 bytes are modelled")
+            raise EmulationError(f"initial value {item}: numbers and addresses of 8 bytes are modeled")
     return b"".join(packed), tuple(pointers)

@@ -183,10 +183,7 @@ def _pictures(inspections: Sequence[AnyInspection]) -> dict[str, str]:
 
 
 @app.command(**texts("doctor"))
-def doctor(
-    json: Json = False,
-    prune: Annotated[bool, option("doctor.prune", "--prune")] = False,
-) -> Action:
+def doctor(json: Json = False, prune: Annotated[bool, option("doctor.prune", "--prune")] = False) -> Action:
     """Show what gemmery finds on this machine, and how to fix what is wrong."""
 
     def run() -> int:
@@ -258,11 +255,11 @@ def predict(json: Json = False) -> Action:
     """
 
     def run() -> int:
-        from gemmery_lab.inspection import predicted_shares
+        from gemmery_lab.inspection import cpu_rung
         from gemmery_lab.report.terminal import laid_out
 
-        rows, screen = predicted_shares.predict(), console()
-        parser.print_records(json, rows, lambda _: screen.print(*laid_out(predicted_shares.sheet(rows), screen.width)))
+        rows, screen = cpu_rung.predict(), console()
+        parser.print_records(json, rows, lambda _: screen.print(*laid_out(cpu_rung.sheet(rows), screen.width)))
         return 0
 
     return run

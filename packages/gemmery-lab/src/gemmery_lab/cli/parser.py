@@ -10,8 +10,10 @@ import os
 import shlex
 import sys
 import tempfile
+import threading
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -287,8 +289,17 @@ def counted(
     def with_times(on_rung: OnStep[EmulatedRung]) -> EmulatedLadder:
         if predict is None:
             return count(on_rung)
-        predicted = predict(on_rung=lambda what, done, total, _: on_rung(f"predicting {what}", done, total, None))
-        return replace(count(on_rung), predicted=predicted)
+        counted = threading.Event()  # before it rungs are counted, and only that is shown
+
+        def tell(what: str, done: int, total: int, _: object) -> None:
+            if counted.is_set():
+                on_rung(f"predicting {what}", done, total, None)
+
+        with ThreadPoolExecutor(1) as beside:  # which waits for processes
+            times = beside.submit(predict, on_rung=tell)
+            ladder = count(on_rung)
+            counted.set()
+            return replace(ladder, predicted=times.result())
 
     announce(instead_of, card)
     ladder, interrupted = followed(with_times, emulated_progress, show_emulated, partly, output, expected)
@@ -378,7 +389,7 @@ def run(arguments: Sequence[str]) -> int:
         context = getattr(error, "ctx", None)
         way_out = f"see `{context.command_path if context else 'gemmery'} --help`"
         return _complain(f"{shlex.join(arguments)}: {_plain(error.format_message())}; {way_out}", 2)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):  # as the parser calls it
         return _complain("interrupted", 130)
     return code
 

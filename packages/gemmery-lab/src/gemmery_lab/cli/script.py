@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gemmery.numpy import installing
-from gemmery.numpy.installing import ProductCount
+from gemmery import numpy as installing
+from gemmery.numpy import ProductCount
 from gemmery.tuples import NamedTuple
 
 _MOST_WORK = 1 << 24  # multiply-adds of a sample, 10 to 60 ms in NumPy's loops; larger products are cut along m

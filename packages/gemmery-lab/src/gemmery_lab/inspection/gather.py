@@ -50,7 +50,7 @@ TILES = 2  # tiles of one block, where it takes one after the other
 def count_rung(rung: Rung, problem: Problem, config: Mapping[str, int], arch: str, line: str = "") -> EmulatorCounts:
     """Run every launch of a rung on random operands, and return its counters.
 
-    Raises EmulationError for an instruction that is not modelled, RefusedError where the rung refuses, ArgumentError
+    Raises EmulationError for an instruction that is not modeled, RefusedError where the rung refuses, ArgumentError
     for a `line` without memory accesses.
     """
     gemm, trace = _random_product(problem), Trace()

@@ -90,7 +90,7 @@ def inspect(
 def _framed(record: AnyInspection | AnyPair) -> str:
     """The page of one rung or of two, in a frame."""
     try:
-        from gemmery_emulator.pages.rendering import framed
+        from gemmery_emulator.pages.writing import framed
 
         if isinstance(record, AnyInspection):
             return framed(inspection_page(record), f"gemmery inspect {record.rung}")
@@ -121,7 +121,7 @@ def show_inspection(inspection: AnyInspection, console: "Console", ptx: bool = F
 
 
 def show_side_by_side(pair: AnyPair, console: "Console") -> None:
-    """Print the facts of both, with the differences in colour."""
+    """Print the facts of both, with the differences in color."""
     from rich.text import Text
 
     from gemmery_emulator.kernels.terminal_tables import show_pair
@@ -139,7 +139,7 @@ def show_side_by_side(pair: AnyPair, console: "Console") -> None:
 def inspection_page(inspection: AnyInspection) -> str:
     """The page of one rung or exhibit."""
     from gemmery_emulator.pages.pictures import pictures  # load matplotlib
-    from gemmery_emulator.pages.rendering import render
+    from gemmery_emulator.pages.writing import render
     from gemmery_lab.report.curves import roofline_plot
 
     counts, device, roofline = inspection.emulated, "the CPU", None
@@ -163,7 +163,7 @@ def inspection_page(inspection: AnyInspection) -> str:
 
 def side_by_side_page(pair: AnyPair) -> str:
     """The page of two, with the pictures of both."""
-    from gemmery_emulator.pages.rendering import render
+    from gemmery_emulator.pages.writing import render
 
     return render(
         "side_by_side.html",

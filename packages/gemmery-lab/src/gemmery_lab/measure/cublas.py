@@ -170,10 +170,7 @@ def grouped_ways(resident: Resident) -> dict[str, Put]:
             if end > start:
                 torch.mm(a[start:end], matrix, out=out[start:end])
 
-    return {
-        "torch._grouped_mm": allocating(stream, sets, grouped),
-        "a loop of torch.mm": put_by(stream, sets, loop),
-    }
+    return {"torch._grouped_mm": allocating(stream, sets, grouped), "a loop of torch.mm": put_by(stream, sets, loop)}
 
 
 def _tried(ways: Mapping[str, Put], resident: Resident) -> Placed:

@@ -1,4 +1,4 @@
-"""What processes of their own time: first products in pieces, and products of new shapes; how records are labelled."""
+"""What processes of their own time: first products in pieces, and products of new shapes; how records are labeled."""
 
 from __future__ import annotations
 

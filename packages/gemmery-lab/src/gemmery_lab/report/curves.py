@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 LABEL = 15  # height of one line of labels
 REASON = 36  # characters per line of a reason
 DURATION = FuncFormatter(lambda value, _: re.sub(r"\.0+ ", " ", numerals.duration(value)))
-Colours = Mapping[str, str]
+Colors = Mapping[str, str]
 
 
 class Curve(NamedTuple):
     """A curve: its name, which stands at its right end, and its points; x is None for a level line."""
 
     name: str
-    colour: str
+    color: str
     dashes: str
     points: Sequence[tuple[float | None, float]]
 
 
-CurveEnd = tuple[str, tuple[float, float], str]  # the name, place and colour of the end of a line
+CurveEnd = tuple[str, tuple[float, float], str]  # the name, place and color of the end of a line
 
 
 def curves(measurements: Sequence[Measurement], machine: MachineRecord) -> svg.Plot | None:
@@ -46,7 +46,7 @@ def curves(measurements: Sequence[Measurement], machine: MachineRecord) -> svg.P
     if len({m.n for m in ran}) < 2:
         return None
     with svg.axes(460) as on:
-        _kernels(on, ran, words.reached, colours(measurements))
+        _kernels(on, ran, words.reached, colors(measurements))
         peaks = {words.place(m): words.reached(m, m.peak_gflops) for m in ran if m.peak_gflops}
         left, right = min(m.n for m in ran), max(m.n for m in ran)
         for index, (place, peak) in enumerate(sorted(peaks.items(), key=lambda item: item[1])):
@@ -67,7 +67,7 @@ def seconds(measurements: Sequence[Measurement]) -> svg.Plot | None:
     if len({m.n for m in ran}) < 2:
         return None
     with svg.axes(420) as on:
-        _kernels(on, ran, lambda m: m.seconds, colours(measurements))
+        _kernels(on, ran, lambda m: m.seconds, colors(measurements))
         on.yaxis.set_major_formatter(DURATION)
         on.set(xlabel="n", ylabel="time of one product")
         drawing = svg.render(on, "seconds", "time against n for every kernel")
@@ -81,7 +81,7 @@ def vectors(case: str, measurements: Sequence[Measurement]) -> svg.Plot | None:
     if len({m.n for m in ran}) < 2 or len({(m.k, words.types(m)) for m in ran}) != 1:
         return None
     with svg.axes(520) as on:
-        _kernels(on, ran, lambda m: m.seconds * 1e6, colours(measurements))
+        _kernels(on, ran, lambda m: m.seconds * 1e6, colors(measurements))
         on.set(xlabel=f"n: results of a sum of {ran[0].k} products", ylabel="µs")
         drawing = svg.render(on, f"vectors-{case}", f"time against n for every kernel of {case}")
     caption = "Time of one product; both axes are logarithmic. All kernels took turns at each n."
@@ -146,8 +146,8 @@ def sweep_plot(measurements: Sequence[Measurement], machine: MachineRecord, expe
     return svg.Plot(experiment.suite, f"{experiment.title}, {shape}{words.types(ran[0])}", caption, drawing)
 
 
-def roofline(measurements: Sequence[Measurement], suite: str, labelled: bool) -> svg.Plot | None:
-    """Rate against intensity under the two roofs, bandwidth times intensity and the peak; kernels are `labelled`."""
+def roofline(measurements: Sequence[Measurement], suite: str, labeled: bool) -> svg.Plot | None:
+    """Rate against intensity under the two roofs, bandwidth times intensity and the peak; kernels are `labeled`."""
     ran = [m for m in measurements if m.seconds and m.bytes and m.peak_gflops and m.bandwidth_gbs]
     if len({words.types(m) for m in ran}) != 1:
         return None  # each type has its own roof
@@ -166,7 +166,7 @@ def roofline(measurements: Sequence[Measurement], suite: str, labelled: bool) ->
         for place, (peak, bandwidth) in sorted(roofs.items(), key=lambda item: item[1]):
             slopes(on, peak, bandwidth, scale, place if len(roofs) > 1 else "", peak < highest)
         last = {(m.kernel, m.threads): m for m in sorted(ran, key=lambda m: m.flops)}  # the largest that each ran
-        _points(on, ran, list(last.values()) if labelled else [], colours(measurements))
+        _points(on, ran, list(last.values()) if labeled else [], colors(measurements))
         label = "rate against arithmetic intensity under the roofs of this machine"
         drawing = svg.render(on, f"roofline-{suite}", label)
     caption = words.NOTES["rooflines"]
@@ -188,12 +188,12 @@ def roofline_plot(rung: str, device: str, loads: Roofline, once: Roofline) -> sv
         on.xaxis.set_major_formatter(svg.NUMBER)
         on.set(xlim=(left, right), ylim=(0.7 * bandwidth * left, 2.5 * peak))
         slopes(on, peak, bandwidth)
-        for (name, point), colour in zip(points.items(), svg.SERIES[:2], strict=True):
+        for (name, point), color in zip(points.items(), svg.SERIES[:2], strict=True):
             x, y = point.intensity, point.attainable
-            on.plot([x, x], [on.get_ylim()[0], y], ":", color=colour, linewidth=1.5)
-            on.plot(x, y, "o", color=colour, zorder=5)
+            on.plot([x, x], [on.get_ylim()[0], y], ":", color=color, linewidth=1.5)
+            on.plot(x, y, "o", color=color, zorder=5)
             away, align = (-8, "right") if x > (left * right) ** 0.5 else (8, "left")
-            svg.annotate(on, name, (x, y), (away, -16), ha=align, color=colour, zorder=6)
+            svg.annotate(on, name, (x, y), (away, -16), ha=align, color=color, zorder=6)
         on.set(xlabel="operations a byte", ylabel="GFLOP/s")
         drawing = svg.render(on, "roofline", f"the roofline of {rung} on {device}")
     caption = words.NOTES["one_roofline"]
@@ -219,18 +219,18 @@ def slopes(on: Axes, peak: float, bandwidth: float, scale: float = 1.0, whose: s
     svg.annotate(on, name, at, offset, ha="center", va=align, **style)
 
 
-def _points(on: Axes, ran: Sequence[Measurement], labelled: Sequence[Measurement], shades: Colours) -> None:
-    """A point for each measurement; those of `labelled` have names."""
+def _points(on: Axes, ran: Sequence[Measurement], labeled: Sequence[Measurement], shades: Colors) -> None:
+    """A point for each measurement; those of `labeled` have names."""
     for m in ran:
-        alpha = 1 if m in labelled or not labelled else 0.45
+        alpha = 1 if m in labeled or not labeled else 0.45
         on.plot(m.flops / m.bytes, words.reached(m), "o", color=shades[m.kernel], alpha=alpha)
-    names = _names(labelled)
-    for x in {m.flops / m.bytes for m in labelled}:
-        column = [m for m in labelled if m.flops / m.bytes == x]
+    names = _names(labeled)
+    for x in {m.flops / m.bytes for m in labeled}:
+        column = [m for m in labeled if m.flops / m.bytes == x]
         _name(on, [(names[m.kernel, m.threads], (x, words.reached(m)), shades[m.kernel]) for m in column], 12)
 
 
-def _kernels(on: Axes, ran: Sequence[Measurement], value: Callable[[Measurement], float], shades: Colours) -> None:
+def _kernels(on: Axes, ran: Sequence[Measurement], value: Callable[[Measurement], float], shades: Colors) -> None:
     """A line for each kernel against n, on logarithmic axes."""
     svg.logarithmic(on)
     lines = []
@@ -255,12 +255,12 @@ def _draw(on: Axes, lines: Sequence[Curve]) -> list[CurveEnd]:
             continue
         (first, level), (last, end) = line.points[0], line.points[-1]
         if first is None or last is None:
-            on.axhline(level, color=line.colour, linestyle="--", linewidth=1.5)
-            ends.append((line.name, (left * (right / left) ** 0.8, level), line.colour))
+            on.axhline(level, color=line.color, linestyle="--", linewidth=1.5)
+            ends.append((line.name, (left * (right / left) ** 0.8, level), line.color))
         else:
             x, y = zip(*line.points, strict=True)
-            on.plot(x, y, line.dashes, marker="o", color=line.colour, zorder=4)
-            ends.append((line.name, (last, end), line.colour))
+            on.plot(x, y, line.dashes, marker="o", color=line.color, zorder=4)
+            ends.append((line.name, (last, end), line.color))
     return ends
 
 
@@ -269,8 +269,8 @@ def _name(on: Axes, ends: Sequence[CurveEnd], size: int) -> None:
     on.get_ylim()  # Matplotlib updates the limits of both axes when it is asked for one
     places = [float(on.transData.transform(at)[1]) for _, at, _ in ends]
     scale = on.figure.dpi / 72
-    for (name, at, colour), old, new in zip(ends, places, svg.spread(places, LABEL * scale), strict=True):
-        svg.annotate(on, name, at, (10, (new - old) / scale), color=colour, va="center", size=size, zorder=6)
+    for (name, at, color), old, new in zip(ends, places, svg.spread(places, LABEL * scale), strict=True):
+        svg.annotate(on, name, at, (10, (new - old) / scale), color=color, va="center", size=size, zorder=6)
 
 
 def _ticks(on: Axes, values: Sequence[int], most: int) -> None:
@@ -293,13 +293,13 @@ def _dashes(kernel: str) -> str:
 
 
 def _shades(kernels: Iterable[str]) -> list[str]:
-    """A colour for each line; all rivals share one."""
+    """A color for each line; all rivals share one."""
     own = itertools.cycle(svg.SERIES)
     return [svg.RIVAL if kernel in words.RIVALS else next(own) for kernel in kernels]
 
 
-def colours(measurements: Iterable[Measurement]) -> Colours:
-    """A colour for each kernel, the same in every figure of a suite."""
+def colors(measurements: Iterable[Measurement]) -> Colors:
+    """A color for each kernel, the same in every figure of a suite."""
     kernels = tuple(dict.fromkeys(m.kernel for m in measurements))
     return dict(zip(kernels, _shades(kernels), strict=True))
 
@@ -323,7 +323,7 @@ def _mark(
     return bool(in_view)
 
 
-def _refusals(on: Axes, variants: Mapping[str, Sequence[Measurement]], axis: Axis, shades: Colours) -> None:
+def _refusals(on: Axes, variants: Mapping[str, Sequence[Measurement]], axis: Axis, shades: Colors) -> None:
     """A cross at the top for each refusal; the first reason of a line to the right of its last cross."""
     level, across = 0.95, on.get_xaxis_transform()
     for name, same in variants.items():

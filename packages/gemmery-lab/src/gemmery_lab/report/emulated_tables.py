@@ -347,5 +347,5 @@ def _doubts(ladder: EmulatedLadder) -> list[str]:
     for row in ladder.predicted:
         for doubt in row.prediction.doubts if row.prediction else ():
             rungs.setdefault(doubt.partition(":")[0], []).append(row.rung)
-    notes = [f"Not modelled: {doubt}, in {numerals.plural(len(set(names)), 'rung')}." for doubt, names in rungs.items()]
+    notes = [f"Not modeled: {doubt}, in {numerals.plural(len(set(names)), 'rung')}." for doubt, names in rungs.items()]
     return notes + [f"{row.rung} is not predicted: {row.refused}" for row in ladder.predicted if row.refused]

@@ -147,7 +147,7 @@ def emulated_exhibit_page(exhibit: Exhibit, source: str, emulated: Sequence[Emul
 
 
 def _page(exhibit: Exhibit, source: str, where: str, sheet: Sheet, warning: str = "") -> str:
-    from gemmery_emulator.pages.rendering import render
+    from gemmery_emulator.pages.writing import render
 
     values = {"exhibit": exhibit, "where": where, "warning": warning, "sheet": sheet, "source": source}
     return render("exhibit.html", __package__, title=f"Exhibit {exhibit.name}", **values)

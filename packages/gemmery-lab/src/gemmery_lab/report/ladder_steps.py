@@ -12,13 +12,13 @@ from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.diff import Difference, diff
 from gemmery_emulator.pace.warp_timeline import WarpTimeline
 from gemmery_emulator.pages import numerals, svg
-from gemmery_emulator.pages.pictures.warps import warps_picture
-from gemmery_emulator.pages.rendering import render
+from gemmery_emulator.pages.pictures.timeline import warps_picture
+from gemmery_emulator.pages.writing import render
 from gemmery_lab.report.sheet import Cell, Sheet, tabulate
-from gemmery_lab.report.terminal import coloured, laid_out, show_difference
+from gemmery_lab.report.terminal import colored, laid_out, show_difference
 from gemmery_lab.rung_counts import EmulatedLadder, EmulatedRung, PredictedRung, RungCounts
 
-ROW = 40  # height of a term in the picture
+ROW, LEFT, RIGHT = 40, 110, 90  # height of a term in the picture, and room for names and figures beside its bars
 SMALLEST = 0.01  # of the longer time: terms below it are left out
 MOVED = 0.02  # by which a counter must differ to have moved
 
@@ -168,20 +168,16 @@ def picture(step: LadderStep) -> svg.Plot | None:
         return None
     whole = [row.prediction.seconds for row in step.times if row.prediction]
     rows = [("all", whole[0], whole[1]), *_longest(step)]
-    name = f"{step.old.rung}-{step.new.rung}"
-    with svg.axes(ROW * len(rows) + 80) as on:
-        for place, (_, before, after) in enumerate(rows):
-            for shift, seconds, shade in ((-0.2, before, "soft"), (0.2, after, "accent")):
-                on.barh(place + shift, seconds * 1e6, height=0.36, color=svg.TOKENS[shade], linewidth=0)
-                svg.annotate(on, numerals.digits(seconds * 1e6), (seconds * 1e6, place + shift), (4, 0), va="center",
-                             size=10)  # fmt: skip
-        on.set(xlim=(0, 1.15e6 * max(whole)), ylim=(len(rows) - 0.4, -0.6))
-        on.grid(False, axis="y")
-        svg.name_rows(on, range(len(rows)), [row[0] for row in rows])
-        on.set_xlabel("µs")
-        drawing = svg.render(
-            on, name, f"the predicted times of {step.old.rung} and {step.new.rung}, by what takes them"
-        )
+    name, wide = f"{step.old.rung}-{step.new.rung}", (svg.WIDTH - LEFT - RIGHT) / max(whole)
+    parts = []
+    for place, (term, *pair) in enumerate(rows):
+        parts.append(svg.label(LEFT - 10, place * ROW + ROW / 2, term, "muted", 12, "end"))
+        for top, seconds, shade in zip((4, 20), pair, ("soft", "accent"), strict=True):
+            middle, end = place * ROW + top + 7, LEFT + seconds * wide
+            parts.append(svg.cell(LEFT, middle - 7, seconds * wide, 14, shade))
+            parts.append(svg.label(end + 6, middle, f"{numerals.digits(seconds * 1e6)} µs", size=10, anchor="start"))
+    described = f"the predicted times of {step.old.rung} and {step.new.rung}, by what takes them"
+    drawing = svg.svg(described, ROW * len(rows) + 4, parts)
     caption = f"Above, pale: {step.old.rung}. Below: {step.new.rung}. Shorter is faster; units overlap."
     return svg.Plot(name, "The time that moved", caption, drawing)
 
@@ -204,4 +200,4 @@ def step_page(step: LadderStep, timelines: Sequence[WarpTimeline] = ()) -> str:
     first = picture(step)
     return render("step.html", __package__, title=step.title, summary=summary(step), sheets=sheets(step),
                   plots=[first, *plots] if first else plots, difference=step.difference,
-                  lines=coloured(step.difference))  # fmt: skip
+                  lines=colored(step.difference))  # fmt: skip

@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.diff import pseudocode
 from gemmery.ladder.rung import Rung
-from gemmery_emulator.pages import numerals, rendering, svg
+from gemmery_emulator.pages import numerals, svg, writing
 from gemmery_emulator.pages.pictures import pictures
 from gemmery_lab.measure.record import Measurement, Run
 from gemmery_lab.report import emulated_tables, words
@@ -60,9 +60,9 @@ DRAWINGS: dict[str, Callable[[Records], Sequence[svg.Plot | None]]] = {
     "times": lambda of: [seconds(of.measurements)],
     "blocks": lambda of: [blocks(of.measurements, of.machine)],
     "sweep": lambda of: [sweep_plot(of.measurements, of.machine, of.experiment)],
-    "rung_roofline": lambda of: [roofline(of.measurements, of.experiment.suite, labelled=True)],
+    "rung_roofline": lambda of: [roofline(of.measurements, of.experiment.suite, labeled=True)],
     "roofline": lambda of: [
-        roofline([m for m in _of_products(of) if m.kernel == OWN], of.experiment.suite, labelled=False)
+        roofline([m for m in _of_products(of) if m.kernel == OWN], of.experiment.suite, labeled=False)
     ],
     "tournaments": lambda of: [
         vectors(case, [m for m in of.measurements if m.case == case]) for case in tournaments(of.measurements)
@@ -119,7 +119,7 @@ def _in_columns(on: Axes, y: float, texts: Sequence[str], **style: Any) -> None:
 
 
 def _limits(group: Group) -> list[tuple[float, str, str, str]]:
-    """Rate, words, colour and dashes of each line across the bars."""
+    """Rate, words, color and dashes of each line across the bars."""
     peaks = {words.place(m): words.reached(m, m.peak_gflops) for m in group.all if m.peak_gflops}
     is_named = len(peaks) > 1 or group.first.unit
     lines = [(rate, f"peak, {place}" if is_named else "peak", svg.INK, "-") for place, rate in sorted(peaks.items())]
@@ -134,14 +134,14 @@ def _limits(group: Group) -> list[tuple[float, str, str, str]]:
 def _vertical(on: Axes, lines: Sequence[tuple[float, str, str, str]], rows: int, top: float) -> None:
     """Lines from their labels down past the last bar; of two close lines the right one has the higher label."""
     level, last = 0, math.inf
-    for rate, name, colour, dashes in sorted(lines, reverse=True):
+    for rate, name, color, dashes in sorted(lines, reverse=True):
         level = level + 1 if last - rate < 0.22 * top else 0
         last, height = rate, HEADROOM + 0.12 + 0.27 * level
         spans = [(-0.36, height - 0.1), *((row - 0.42, row + 0.14) for row in range(rows))]  # not across the ideas
         for span in spans:
-            on.plot([rate, rate], span, color=colour, linestyle=dashes, linewidth=1.5, zorder=3)
+            on.plot([rate, rate], span, color=color, linestyle=dashes, linewidth=1.5, zorder=3)
         label = f"{name}: {numerals.digits(rate)}"
-        on.text(rate - 0.008 * top, height, label, color=colour, ha="right", va="center", size=11)
+        on.text(rate - 0.008 * top, height, label, color=color, ha="right", va="center", size=11)
 
 
 def standing(suite: str, measurements: Sequence[Measurement]) -> svg.Plot | None:
@@ -180,7 +180,7 @@ def page(run: Run, rungs: Sequence[Rung] = ()) -> str:
     of = results(run, rungs)
     problems, climbed = of.problems, of.climbed
     over, fastest = (gains(climbed, problems), largest(problems)) if problems else ({}, None)
-    return rendering.render(
+    return writing.render(
         "run.html",
         __package__,
         title=f"{words.title(run)} on {words.processor(run.machine)[0]}",
@@ -230,7 +230,7 @@ def _measured(rung: Rung, problems: Sequence[Group]) -> str:
 
 
 ROW = 26  # height of a rung
-COLOURS = dict(zip(("compute", "memory", "shared", "issue"), (svg.RIVAL, *svg.SERIES[1:4]), strict=True))
+COLORS = dict(zip(("compute", "memory", "shared", "issue"), (svg.RIVAL, *svg.SERIES[1:4]), strict=True))
 
 
 def emulated_page(ladder: EmulatedLadder) -> str:
@@ -244,7 +244,7 @@ def emulated_page(ladder: EmulatedLadder) -> str:
         claims = ", ".join(f"{name} {value:g}" for name, value in counters.items())
         note = f"Expected where all tiles are whole: {claims}." if claims else ""
         lessons.append((rung, note, _picture(ladder, rung.name, explained)))
-    return rendering.render(
+    return writing.render(
         "emulated.html",
         __package__,
         title=f"{title} on the emulator, as {ladder.device.name}",
@@ -320,11 +320,11 @@ def _roofs(size: int, rungs: list[EmulatedRung]) -> svg.Plot:
             top = run.roof_seconds * 1e6
             on.barh(place, top - low, left=low, height=0.5, color=svg.TOKENS["soft"], linewidth=0)
             svg.annotate(on, numerals.digits(top), (top, place), (9, 0), va="center", size=11)
-        for name, colour in COLOURS.items():
+        for name, color in COLORS.items():
             points = [(run.roofs[name] * 1e6, place) for place, run in enumerate(rungs) if run.roofs[name]]
             if points:
                 x, y = zip(*points, strict=True)
-                on.plot(x, y, "o", color=colour, label=name, zorder=4)
+                on.plot(x, y, "o", color=color, label=name, zorder=4)
         on.set(xlim=(low, high), ylim=(len(rungs) - 0.4, -0.6))
         types = [f", {run.dtype}" if run.dtype != rungs[0].dtype else "" for run in rungs]
         vectors = [", vector" if 1 in (run.m, run.n) else "" for run in rungs]

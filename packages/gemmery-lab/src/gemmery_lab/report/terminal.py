@@ -280,13 +280,13 @@ def show_difference(difference: Difference, console: Console) -> None:
 
 def difference_page(difference: Difference) -> str:
     """Return the same as one self-contained HTML page."""
-    from gemmery_emulator.pages.rendering import render
+    from gemmery_emulator.pages.writing import render
 
     title = f"From {difference.old} to {difference.new}"
-    return render("difference.html", __package__, title=title, difference=difference, lines=coloured(difference))
+    return render("difference.html", __package__, title=title, difference=difference, lines=colored(difference))
 
 
-def coloured(difference: Difference) -> list[tuple[str, str]]:
+def colored(difference: Difference) -> list[tuple[str, str]]:
     """Return the lines of a difference, each with its kind."""
     return [(_kind(line), line) for line in difference.lines] or [("", SAME)]
 

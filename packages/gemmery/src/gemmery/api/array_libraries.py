@@ -143,13 +143,13 @@ def _preparing() -> Callable[..., KnownCall | None]:
     It takes the key, the element type, the device, shape and strides in elements of both, their addresses, and alpha
     and beta or None.
     """
+    from gemmery.api import prepared
     from gemmery.api.device_operands import get_float32_precision
     from gemmery.api.prepared import prepare_new
-    from gemmery.cuda import images
 
     def fresh(key: Any, dtype: str | None, ordinal: int, a: Any, a_step: Any, b: Any, b_step: Any, p: int, q: int,
               scalars: Scalars | None) -> KnownCall | None:  # fmt: skip
-        present = None if dtype is None or (scalars and scalars[1]) else images.present(dtype, ordinal)
+        present = None if dtype is None or (scalars and scalars[1]) else prepared.present(dtype, ordinal)
         if present is None or (dtype == "f32" and get_float32_precision() is not None):  # general kernels: plain
             return None
         if scalars and dtypes.get(present.dtype).kind != "f":  # they are packed in another way

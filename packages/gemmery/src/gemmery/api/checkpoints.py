@@ -13,7 +13,7 @@ import numpy as np
 
 from gemmery.api.codes import bits_of, cast, library_of, name_of, paired
 from gemmery.api.quantized import VERSION, QuantizedMatrix, check_version
-from gemmery.errors import ArgumentError, InstallError, LayoutError, ShapeError, brief, unknown
+from gemmery.errors import ArgumentError, GemmeryError, InstallError, LayoutError, ShapeError, brief, unknown
 
 CheckpointName = Literal["awq", "gptq", "hqq", "compressed-tensors", "mxfp4"]
 Tensors = Mapping[str, Any]
@@ -46,6 +46,8 @@ def save_quantized(path: Any, matrices: Mapping[str, QuantizedMatrix], others: T
 
     Raises ArgumentError for arrays of another library, and InstallError without safetensors.
     """
+    if not isinstance(matrices, Mapping) or any(type(matrix) is not QuantizedMatrix for matrix in matrices.values()):
+        raise ArgumentError(f"matrices={brief(matrices)}: pass a dict of what gm.quantize returns, by names")
     tensors = dict(others or {})
     for name, matrix in matrices.items():
         tensors.update((f"{name}.{part}", z) for part, z in zip(_PARTS, matrix.parts, strict=True) if z is not None)
@@ -70,20 +72,26 @@ def load_quantized(path: Any, library: Literal["numpy", "torch"] = "numpy") -> d
     Raises LayoutError for a file without quantized matrices or of another version, and InstallError without
     safetensors.
     """
-    with _safetensors().safe_open(str(path), _framework(library)) as file:
-        text = (file.metadata() or {}).get(_KEY)
-        if text is None:
-            raise LayoutError(f"{path} has no quantized matrices of gemmery: gm.save_quantized writes such files")
-        header = json.loads(text)
-        check_version(header.get("version"), str(path))
-        names = set(file.keys())
-        return {
-            name: QuantizedMatrix(
-                format_,
-                *(file.get_tensor(key) if (key := f"{name}.{part}") in names else None for part in _PARTS),
-            )
-            for name, format_ in header["formats"].items()
-        }
+    library_, framework = _safetensors(), _framework(library)
+    try:
+        with library_.safe_open(str(path), framework) as file:
+            text = (file.metadata() or {}).get(_KEY)
+            if text is None:
+                raise LayoutError(f"{path} has no quantized matrices of gemmery: gm.save_quantized writes such files")
+            header = json.loads(text)
+            check_version(header.get("version"), str(path))
+            names = set(file.keys())
+            return {
+                name: QuantizedMatrix(
+                    format_,
+                    *(file.get_tensor(key) if (key := f"{name}.{part}") in names else None for part in _PARTS),
+                )
+                for name, format_ in header["formats"].items()
+            }
+    except (library_.SafetensorError, ValueError, AttributeError, KeyError, TypeError) as error:
+        if isinstance(error, GemmeryError):
+            raise
+        raise LayoutError(f"{path} is damaged, or no file of gm.save_quantized: {error}; write it again") from error
 
 
 def _framework(library: str) -> str:
@@ -128,7 +136,15 @@ def from_checkpoint(kind: CheckpointName, tensors: Tensors, config: Mapping[str,
         raise ArgumentError(
             f"a layer of {kind} without {', '.join(missing)}: it has {', '.join(tensors) or 'no tensors'}; pass all"
         )
-    return read(tensors, config or {})
+    try:
+        return read(tensors, config or {})
+    except (TypeError, ValueError, AttributeError, LookupError) as error:  # of what is no array, or of other dimensions
+        if isinstance(error, GemmeryError):
+            raise
+        shapes = ", ".join(f"{name} {tuple(getattr(z, 'shape', ()))}" for name, z in tensors.items())
+        raise ShapeError(
+            f"no layer of {kind} has these tensors: {shapes} ({error}); pass those of one layer"
+        ) from error
 
 
 def _words(z: Any, bits: int) -> Any:
@@ -193,7 +209,7 @@ def _gptq(tensors: Tensors, config: Mapping[str, Any]) -> QuantizedMatrix:
         own, k = np.asarray(order.tolist(), np.int64), codes.shape[1]
         if len(own) != k or k % groups or not np.array_equal(own, np.arange(k) // (k // groups)):
             raise ArgumentError(
-                "g_idx gives neighbouring elements of k to different groups (desc_act): sort the rows of the weight "
+                "g_idx gives neighboring elements of k to different groups (desc_act): sort the rows of the weight "
                 "and the columns of the input by g_idx first, or take a checkpoint without desc_act"
             )
     return _matrix(codes, _turned(scales), _turned(zeros), bits)
@@ -225,7 +241,7 @@ def _compressed(tensors: Tensors, config: Mapping[str, Any]) -> QuantizedMatrix:
     _only_bits({"num_bits": bits}, "num_bits", (4, 8))
     order = tensors.get("weight_g_idx")
     if order is not None and any(int(x) != i * scales.shape[1] // k for i, x in enumerate(order)):
-        raise ArgumentError("weight_g_idx gives neighbouring elements of k to different groups: quantize without it")
+        raise ArgumentError("weight_g_idx gives neighboring elements of k to different groups: quantize without it")
     zeros = tensors.get("weight_zero_point")
     if zeros is not None and name_of(zeros) == "int32":
         zeros = _turned(_columns(_turned(zeros), bits)[:, :n])

@@ -215,7 +215,7 @@ def _encoded(w: Any, format_: str, group: int, dtype: str, zero_points: bool, sc
         steps = (from_e4m3(scales) * scale[..., None, None])[..., None]
         values = xp.where(steps > 0, groups / xp.where(steps > 0, steps, 1), 0)
         return Parts(paired(to_e2m1(values).reshape(whole)), scales)
-    if zero_points:
+    if zero_points and group:
         low, high = (xp.clip(z, *to) for z, to in ((xp.amin(groups, -1), (None, 0)), (xp.amax(groups, -1), (0, None))))
         scales = _rounded(high - low, 15, dtype)
         steps = cast(scales, wide)

@@ -35,14 +35,7 @@ Axes = int | tuple[int | Sequence[int], int | Sequence[int]]
 
 @opaque.opaque
 @takes_options
-def _tensordot(
-    a: Any,
-    b: Any,
-    axes: Any = 2,
-    *,
-    out: Any = None,
-    **keywords: Any,
-) -> Any:
+def _tensordot(a: Any, b: Any, axes: Any = 2, *, out: Any = None, **keywords: Any) -> Any:
     """Return the sum of products over several dimensions of two arrays, as `numpy.tensordot` does.
 
     >>> import numpy as np, gemmery as gm
@@ -108,16 +101,7 @@ def tensordot(*arguments: Any, **options: Any) -> Any:  # noqa: D103 # it has th
 
 @opaque.opaque
 @takes_options
-def _vecdot(
-    a: Any,
-    b: Any,
-    /,
-    out: Any = None,
-    *,
-    axis: int = -1,
-    keepdims: bool = False,
-    **keywords: Any,
-) -> Any:
+def _vecdot(a: Any, b: Any, /, out: Any = None, *, axis: int = -1, keepdims: bool = False, **keywords: Any) -> Any:
     """Return the dot products of the vectors of two arrays, as `numpy.vecdot` does.
 
     >>> import numpy as np, gemmery as gm

@@ -8,8 +8,9 @@ that, and `enqueue` puts them on a stream.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gemmery import arrays, dtypes
@@ -89,6 +90,13 @@ def keep(entries: dict[Any, Any], key: Any, entry: T) -> T:
 
 
 table = Table()
+
+
+@cache
+def tell_once(kernel: str, error: str) -> None:
+    """Warn that a kernel does not compile, and that others take its place: it would only show in their times."""
+    words = f"kernel {kernel} does not compile, so that slower ones are used: {error}; please report this"
+    warnings.warn(words, RuntimeWarning, stacklevel=3)
 
 
 def low_bits(p: int, q: int, r: int) -> int:

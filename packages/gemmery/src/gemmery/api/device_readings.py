@@ -9,7 +9,7 @@ import numpy as np
 
 from gemmery import arrays, dtypes
 from gemmery.api.device_operands import located
-from gemmery.api.epilogue_terms import operand_view, sides_of
+from gemmery.api.epilogue_terms import number_of, operand_view, sides_of
 from gemmery.arrays import View, view
 from gemmery.cuda.traced_function import Strides
 from gemmery.epilogues.graph import GraphOperand
@@ -31,7 +31,7 @@ def operand_of(
 ) -> View | float:  # fmt: skip
     """Return an operand as a number, as one matrix, row or column for the whole batch, or with all batch dimensions."""
     if isinstance(value, (bool, int, float, np.generic)) and not isinstance(value, np.complexfloating):
-        return float(value)
+        return number_of(name, value)
     array_view = operand_view(name, value)
     if array_view.device == "cpu":
         raise ArgumentError(f"operand {name!r} is on the CPU, and the product on a device: move one to the other")

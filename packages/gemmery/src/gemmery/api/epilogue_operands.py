@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gemmery import arrays, dtypes
-from gemmery.api.epilogue_terms import Shapes, operand_view, out_of, sides_of, stored_as
+from gemmery.api.epilogue_terms import Shapes, number_of, operand_view, out_of, sides_of, stored_as
 from gemmery.arrange import Ints
 from gemmery.arrays import View
 from gemmery.cpu.slots import WORDS
@@ -42,7 +42,7 @@ class Writing(NamedTuple):
 def read(name: str, value: Any, shapes: Shapes, element: str) -> OperandReading:
     """Return how a kernel reads an operand. Raises ShapeError for a shape that does not fit, DTypeError for a type."""
     if isinstance(value, (bool, int, float, np.generic)) and not isinstance(value, np.complexfloating):
-        return _number(name, float(value), element)._replace(value=value)
+        return _number(name, number_of(name, value), element)._replace(value=value)
     view = operand_view(name, value)
     if view.device != "cpu":
         raise ArgumentError(f"operand {name!r} is on {view.device}, and the product on the CPU: move one to the other")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from gemmery import dtypes
 from gemmery.api import array_libraries
 from gemmery.api.compute import writable
@@ -15,7 +17,7 @@ from gemmery.arrays import View, view
 from gemmery.cpu.packed_once import Packed
 from gemmery.epilogues.graph import EpilogueGraph, GraphOperand, GraphOutput
 from gemmery.epilogues.trace import Epilogue
-from gemmery.errors import ArgumentError, DTypeError, ShapeError
+from gemmery.errors import ArgumentError, DTypeError, ShapeError, brief
 from gemmery.keywords import Options
 from gemmery.tuples import NamedTuple
 
@@ -56,13 +58,24 @@ _EXCLUDED = {
 
 
 def check_values(function: Epilogue, operands: Mapping[str, Any], count: int) -> None:
-    """Raise ArgumentError unless all parameters after the sums have a value."""
+    """Raise ArgumentError unless all parameters after the sums have a value, and no sum has one."""
+    for name in function.parameters[:count]:
+        if name in operands and operands[name] is not function.defaults.get(name):
+            raise ArgumentError(f"epilogue {function.__name__} computes {name!r} of a sum: no operand has that name")
     for name in function.parameters[count:]:
         if name not in operands:
             raise ArgumentError(
                 f"epilogue {function.__name__} has no value for its parameter {name!r}: bind it by name, "
                 f"{function.__name__}({name}=...), or pass operands={{{name!r}: ...}}"
             )
+
+
+def number_of(name: str, value: float | np.generic) -> float:
+    """Return an operand that is a number. Raises ArgumentError for a whole number beyond float64."""
+    try:
+        return float(value)
+    except OverflowError:
+        raise ArgumentError(f"operand {name!r} is {brief(value)}, beyond float64: pass a float") from None
 
 
 def operand_view(name: str, value: Any) -> View:
@@ -109,6 +122,8 @@ def types_of(x: View, ys: Sequence[View], dtype: Any) -> tuple[str, str]:
         )
     if row.kind == "f":
         result = result_types(x, ys[0], dtype)[1]
+        if dtypes.get(result).kind != "f":
+            raise DTypeError(f"dtype={dtypes.get(result).numpy!r}: an epilogue computes real numbers; cast its result")
         return dtypes.get(result).accumulator, result
     result = ("f32" if row.size <= _EXACT else "f64") if dtype is None else dtype_name(dtype)
     if dtypes.get(result).kind != "f":

@@ -139,11 +139,7 @@ _FACTORS = {
 
 @opaque.opaque
 @takes_options
-def explain(
-    a: Any,
-    b: Any,
-    **keywords: "Unpack[MatmulOptions]",
-) -> Explanation:
+def explain(a: Any, b: Any, **keywords: "Unpack[MatmulOptions]") -> Explanation:
     """Return the rung and config that `matmul(a, b, ...)` would run, the reason, and the limits on this machine.
 
     >>> import numpy as np, gemmery as gm
@@ -218,7 +214,7 @@ def explain(
 
 def _which(problem: Problem) -> str:
     """Return which kernel runs a product on the CPU: the one for every shape, or one compiled for its shape."""
-    special = cpu.specialised(problem)
+    special = cpu.specialized(problem)
     if special is None:
         return "for every shape"
     if not config.tiers():
@@ -239,7 +235,7 @@ def _on_device(x: View, y: View, options: Options) -> Explanation:
     """Explain a product on a CUDA device."""
     from gemmery.api import on_device
     from gemmery.cuda.driver import find
-    from gemmery.ladder import integers
+    from gemmery.ladder import int8_pieces
     from gemmery.limits import attainable
 
     _shape(x, y)
@@ -248,8 +244,8 @@ def _on_device(x: View, y: View, options: Options) -> Explanation:
     dtype, products = problem.precision or problem.dtype, 1
     if plan.rung.name.startswith(("split_", "ozaki_")):
         dtype, products = _IN_PARTS[problem.precision]
-    elif plan.rung in integers.INTEGERS:
-        dtype, products = "int8", integers.products(problem.dtype, problem.out)
+    elif plan.rung in int8_pieces.INTEGERS:
+        dtype, products = "int8", int8_pieces.digit_products(problem.dtype, problem.out)
     warpgroups = products > 1 or plan.rung.name.startswith("wgmma_")
     tensor = warpgroups or plan.rung.name.startswith(("mma_", "wmma_"))
     peak, bandwidth = _device_limits(dtype, tensor, warpgroups, problem.device)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,19 +51,9 @@ def bound(option: Any, operands: Any) -> tuple[Epilogue, Mapping[str, Any]]:
         raise ArgumentError(
             f"epilogue={brief(option)} must be a function of the product's element, such as gm.gelu or a lambda"
         )
-    if operands is not None and not isinstance(operands, Mapping):
+    if operands is not None and not (isinstance(operands, Mapping) and all(isinstance(x, str) for x in operands)):
         raise ArgumentError(f"operands={brief(operands)} must be a dict of arrays and numbers by names of parameters")
     return function, {**function.defaults, **own, **function(**(operands or {})).operands}
-
-
-def multiplied(a: Any, b: Any, out: Any, keywords: Mapping[str, Any], multiply: Callable[..., Any]) -> Any:
-    """Return the results of `product`, by a recipe where there is one; `keywords` are those of `gm.matmul`."""
-    option, operands = keywords["epilogue"], keywords.get("operands")
-    if out is None and len(keywords) == 1 + (operands is not None) and type(option) in (BoundEpilogue, Epilogue):
-        results = epilogue_recipes.again(*bound(option, operands), a, b if type(b) is tuple else (b,), multiply)
-        if results is not None:
-            return results
-    return product(a, b, out, Options(**keywords), multiply)
 
 
 def product(a: Any, b: Any, out: Any, options: Options, multiply: Callable[..., Any]) -> Any:
@@ -71,7 +61,7 @@ def product(a: Any, b: Any, out: Any, options: Options, multiply: Callable[..., 
     weights = weights_of(b, options)
     function, operands = bound(options.epilogue, options.operands)
     plain = out is options.threads is options.dtype is None and not options.batch_invariant
-    key = epilogue_recipes.key_of(operands, a, weights) if plain else None
+    generation = cpu_threads.generation
     x, ys = viewed("a", a), [viewed("b", weight) for weight in weights]
     if any(view.device != "cpu" for view in (x, *ys)):
         from gemmery.api import finished_on_device
@@ -102,16 +92,16 @@ def product(a: Any, b: Any, out: Any, options: Options, multiply: Callable[..., 
         multiply(a, weight, out=_array(total), **keywords)
         totals.append(total)
     run = _run(call, totals, writings, threads)
-    if run and key and not _is_large(call):
-        _remember(function, key, call, keywords, totals, writings, *run)
+    if run and plain and not _is_large(call):
+        _remember(function, generation, a, weights, call, keywords.get("dtype"), totals, writings, run)
     return _results(like, writings)
 
 
 def _remember(
-    function: Epilogue, key: Hashable, call: PreparedEpilogue, keywords: Mapping[str, Any], totals: Sequence[View],
-    writings: Sequence[Writing], launch: Launch, job: bytes,
+    function: Epilogue, generation: int, a: Any, weights: Sequence[Any], call: PreparedEpilogue, dtype: Any,
+    totals: Sequence[View], writings: Sequence[Writing], job: bytes,
 ) -> None:  # fmt: skip
-    """Store how this product runs, if its operands were read as they are and its results are NumPy's."""
+    """Let compiled code run such products, if their operands were read as they are and their results are NumPy's."""
     numbers = all(type(x.value) in (int, float) for x in call.readings if x.memory is None)
     as_they_are = numbers and all(x.memory is None or x.memory.owner is x.value for x in call.readings)
     if not as_they_are or any(writing.memory.dtype != writing.dtype for writing in writings):
@@ -120,11 +110,14 @@ def _remember(
     table += [None if x.memory is None else struct.unpack("<3q", x.words)[1:] for x in call.readings]
     table += [steps(x.memory, o.kind, call.shapes) for x, o in zip(writings, call.graph.outputs, strict=True)]
     results, sums = ([x.owner for x in views] for views in ([w.memory for w in writings], totals))
-    if all(type(x) is np.ndarray and x.ndim for x in (*results, *sums)):
-        names = [operand.name for operand in call.graph.operands]
-        epilogue_recipes.remember(
-            function, key, results, sums, keywords, names, table, call.element == "double", launch, job
-        )
+    read = [(operand.name, x.value) for operand, x in zip(call.graph.operands, call.readings, strict=True)]
+    single, is_long = call.element == "float", math.prod(results[0].shape) >= _LONG
+    epilogue_recipes.remember(
+        function, (a, *weights), read, results, sums, table, (generation, single, is_long), dtype, job
+    )
+
+
+_LONG = 1 << 15  # elements: a pass of 20 us
 
 
 def _is_large(call: PreparedEpilogue) -> bool:
@@ -197,6 +190,7 @@ _compiled: set[tuple[str, ...]] = set()
 def _run_in_tiles(
     call: PreparedEpilogue, fused: InTiles, x: View, y: View, writings: Sequence[Writing], threads: int
 ) -> None:  # fmt: skip
+    _unchanged(call, writings, a=x, b=y)
     first, shapes = writings[0].memory, call.shapes
     shape, out = shapes.of("matrix"), fused.prepared.problem.out
     nested = first.strides == arrays.contiguous(shape, dtypes.get(first.dtype).size)
@@ -248,10 +242,11 @@ def _prepared(
 
 def _writings(like: Any, call: PreparedEpilogue, out: Any, operands: Sequence[View]) -> list[Writing]:
     inputs = [*operands, *(reading.memory for reading in call.readings if reading.memory)]
-    return [
-        write(like, output, call.shapes, array, inputs)
-        for output, array in zip(call.graph.outputs, outs_of(out, len(call.graph.outputs)), strict=True)
-    ]
+    writings = list[Writing]()
+    for output, array in zip(call.graph.outputs, outs_of(out, len(call.graph.outputs)), strict=True):
+        writings.append(write(like, output, call.shapes, array, inputs))
+        inputs += [writings[-1].memory]  # so that of results which share memory the last one is written whole
+    return writings
 
 
 def _results(like: Any, writings: Sequence[Writing]) -> Any:
@@ -295,23 +290,29 @@ def _array(view: View) -> Any:
     return view.owner if hasattr(view.owner, "shape") and not isinstance(view.owner, View) else arrays.as_numpy(view)
 
 
-def _run(
-    call: PreparedEpilogue, totals: Sequence[View], writings: Sequence[Writing], threads: int
-) -> tuple[Launch, bytes] | None:
-    """Apply the graph to sums in memory; return the kernel and its job, if one ran."""
+def _run(call: PreparedEpilogue, totals: Sequence[View], writings: Sequence[Writing], threads: int) -> bytes:
+    """Apply the graph to sums in memory; return the job that ran, b"" without one."""
     shapes = call.shapes
+    _unchanged(call, writings)
     if 0 in (*shapes.batch, shapes.m):
-        return None
+        return b""
     if not shapes.n:
         _without_columns(call.graph, shapes, writings)
-        return None
+        return b""
     words = [slot(total.pointer, *(steps(total, "matrix", shapes) or (0, 0))) for total in totals]
     table = ctypes.create_string_buffer(b"".join((*words, *_table(call, writings))))
     launch = row_pass.kernel(Pass(call.graph.text, call.element, (call.sums,) * len(totals)))
     count = math.prod(shapes.batch)
     job = row_pass.job(launch, count, shapes.m, shapes.n, ctypes.addressof(table), threads)
     launch.run(job, totals[0], totals[0])
-    return launch, job
+    return job
+
+
+def _unchanged(call: PreparedEpilogue, writings: Sequence[Writing], **operands: View) -> None:
+    """Raise LayoutError if the code of an argument resized another one, which kernels would read where it was."""
+    read = {reading.operand.name: reading.memory for reading in call.readings}
+    arrays.unchanged(**operands, **{f"operand {name!r}": memory for name, memory in read.items()})
+    arrays.unchanged(**{f"out {place}": writing.memory for place, writing in enumerate(writings)})
 
 
 def _table(call: PreparedEpilogue, writings: Sequence[Writing]) -> list[bytes]:

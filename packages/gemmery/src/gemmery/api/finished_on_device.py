@@ -17,7 +17,7 @@ import numpy as np
 
 from gemmery import arrays, dtypes
 from gemmery.api.codes import bits_of, library_of
-from gemmery.api.device_call import DeviceCall, described, table
+from gemmery.api.device_call import DeviceCall, described, table, tell_once
 from gemmery.api.device_operands import located, operand_type, resolved, types
 from gemmery.api.device_readings import READ, DeviceReading, operand_of, place_of, reading_of, vector_of
 from gemmery.api.epilogue_terms import Shapes, out_of, stored_as, types_of, with_kinds
@@ -345,7 +345,10 @@ def _fused_launch(
         assert isinstance(kernel, CudaLaunch)
         views = operand_views(form, problem, None)
         run = kernel.ready(*views)
-    except (RefusedError, LayoutError, CompileError) as error:
+    except CompileError as error:
+        tell_once(rung.name, str(error))
+        return str(error)
+    except (RefusedError, LayoutError) as error:
         return str(error)
     boxes = {each.operand: each for each in kernel.geometry.maps}
     if matrices == 2 and boxes["b"].packed >= 0:

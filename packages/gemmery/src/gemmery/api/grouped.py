@@ -56,12 +56,7 @@ if TYPE_CHECKING:  # mypy attaches a block to the function after it only if it c
 @opaque.opaque
 @takes_options
 def grouped_matmul(
-    a: Any,
-    b: Any,
-    *,
-    offsets: Any = None,
-    out: Any = None,
-    **keywords: Any,
+    a: Any, b: Any, *, offsets: Any = None, out: Any = None, gather: Any = None, scatter: Any = None, **keywords: Any
 ) -> Any:
     """Return the products of groups of rows, each with a matrix of its own, as layers of experts need them.
 
@@ -87,10 +82,19 @@ def grouped_matmul(
       as int32. Offsets on the device are not checked: each is used as if it were at least the one before it and at
       most `rows`.
     - `out`: an array of the result's shape that receives the result and is returned.
+    - `gather`: row numbers of `a`, of any length: the groups' rows are a[gather], so that tokens need no copy by hand.
+    - `scatter`: a row number of the result for each row of the groups. The result has as many rows as `a`, or as `out`;
+      each is the sum of those that go there, in their order, from zero, rounded once.
     - `bias`: (groups, n) or (n,) numbers, or one.
     - `scale_a`, `scale_b`: factors of A and B as in `matmul`: one number, or one for each row of `a`; one number, one
       for each group, or (groups, n).
     - `dtype`, `activation`, `batch_invariant`: as in `matmul`.
+
+    >>> gm.grouped_matmul(tokens, experts[1:], offsets=[2, 3], gather=[0, 3, 3], scatter=[0, 1, 1])
+    array([[ 0., -1.],
+           [54., 63.],
+           [ 0.,  0.],
+           [ 0.,  0.]])
 
     With `offsets` and a `b` of (k, n), groups follow each other along k: `a` is (m, k), group g has the columns of `a`
     and the rows of `b` from offsets[g - 1] to offsets[g], and the result is (groups, m, n), zeros for a group of none.
@@ -123,7 +127,11 @@ def grouped_matmul(
     Raises the errors of `matmul`, and ArgumentError for offsets that decrease or lie beyond the rows.
     """
     if opaque.waiting and opaque.settle():
-        return grouped_matmul(a, b, offsets=offsets, out=out, **keywords)
+        return grouped_matmul(a, b, offsets=offsets, out=out, gather=gather, scatter=scatter, **keywords)
+    if gather is not None or scatter is not None:
+        from gemmery.api import gathered
+
+        return gathered.product(a, b, offsets, out, gather, scatter, keywords, grouped_matmul)
     terms = record("grouped_matmul", keywords)
     if offsets is None:
         return _listed(a, b, out, terms)

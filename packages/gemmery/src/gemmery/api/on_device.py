@@ -41,7 +41,7 @@ from gemmery.api.options import (
     host_ends,
     scalar,
 )
-from gemmery.api.prepared import PreparedLaunch, TieredLaunch, prepare, prepare_groups, specialised
+from gemmery.api.prepared import PreparedLaunch, TieredLaunch, prepare, prepare_groups, specialized
 from gemmery.api.promote import promoted
 from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, view
@@ -125,7 +125,7 @@ def planned(x: View, y: View, options: Options) -> PreparedLaunch:
     target = View(0, shape, arrays.contiguous(shape, size), result, x.device)
     if complex_products.pays(inputs, options):
         inputs, target = complex_products.as_real(inputs, target)
-    return specialised(inputs.call(target, factors.factor != 1, options))
+    return specialized(inputs.call(target, factors.factor != 1, options))
 
 
 def _types(

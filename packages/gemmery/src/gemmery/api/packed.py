@@ -7,7 +7,7 @@ from functools import partial
 
 from gemmery import arrays, dtypes
 from gemmery.api.codes import FORMATS
-from gemmery.api.device_call import table
+from gemmery.api.device_call import table, tell_once
 from gemmery.arrays import View
 from gemmery.cuda.device import WARP
 from gemmery.cuda.geometry import Geometry, Scaling, instance
@@ -80,8 +80,11 @@ def prepare_arranged(
     try:
         candidate = quantized(problem)
         kernel = candidate.rung.build(problem, candidate.config)
-    except (RefusedError, CompileError) as refused:  # a compiler of another version may spill
+    except RefusedError as refused:
         return str(refused)
+    except CompileError as error:  # a compiler of another version may spill
+        tell_once(candidate.rung.name, str(error))
+        return str(error)
     assert isinstance(kernel, CudaLaunch)
     bias = View(0, (groups or 1, form.n), (4 * form.n, 4), "f32") if "bias" in epilogue else None
     size = dtypes.get(form.dtype).size

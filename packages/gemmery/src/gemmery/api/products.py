@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, overload
 
 from gemmery import arrays, config
-from gemmery.api import array_libraries, opaque, semirings
+from gemmery.api import array_libraries, complex_halves, opaque, semirings
 from gemmery.api.array_libraries import NO_PARTS, Keywords
 from gemmery.api.compute import product
 from gemmery.api.options import (
@@ -46,13 +46,7 @@ _OPTIONS = NAMES["matmul"]
 
 @opaque.opaque
 @takes_options
-def _matmul(  # noqa: C901 # a function for a part of it would take 50 ns of each call
-    a: Any,
-    b: Any,
-    /,
-    out: Any = None,
-    **keywords: Any,
-) -> Any:
+def _matmul(a: Any, b: Any, /, out: Any = None, **keywords: Any) -> Any:
     """Return the matrix product of two arrays, with the semantics of `numpy.matmul`.
 
     >>> import numpy as np, gemmery as gm
@@ -99,7 +93,8 @@ def _matmul(  # noqa: C901 # a function for a part of it would take 50 ns of eac
       by a B with contiguous columns, or in complex types.
 
     Different element types are promoted by NumPy's rules. Integers wrap, as in NumPy. A product of bools is bool: true
-    where both elements of any pair are true. float16 and bfloat16 are summed in float32 and rounded once.
+    where both elements of any pair are true. float16 and bfloat16 are summed in float32 and rounded once, as
+    are the parts of PyTorch's complex32.
 
     A real floating-point product on the CPU differs from the exact one by at most f(k) u |A| |B| in each element, terms
     for underflow, and one rounding to the type of C; f(k) is at most k, and at most 1536 + k / 256. The same call gives
@@ -132,7 +127,7 @@ def _matmul(  # noqa: C901 # a function for a part of it would take 50 ns of eac
             from gemmery.api import finished
 
             _compile_entries()
-            return finished.multiplied(a, b, out, keywords, multiply)
+            return finished.product(a, b, out, Options(**keywords), multiply)
         if keywords.get("operands") is not None:
             raise ArgumentError(
                 f"operands={brief(keywords['operands'])} are those of epilogue=, which is not passed: pass a function, "
@@ -144,6 +139,11 @@ def _matmul(  # noqa: C901 # a function for a part of it would take 50 ns of eac
         done = path(a, b, out, "matmul", None, keywords or None)
         if done is not None:
             return done
+    return _planned(a, b, out, keywords)
+
+
+def _planned(a: Any, b: Any, out: Any, keywords: dict[str, Any]) -> Any:
+    """Return a product that no fast path of a device has."""
     options = Options(**keywords) if keywords else NO_OPTIONS
     parts = NO_PARTS
     if array_libraries.SPLIT and not array_libraries.SPLIT.isdisjoint((type(a), type(b))):
@@ -159,6 +159,8 @@ def _matmul(  # noqa: C901 # a function for a part of it would take 50 ns of eac
 
         _compile_entries()
         return by_codes(a, b, out, options, multiply)
+    if (halves := complex_halves.product(a, b, out, keywords, multiply)) is not None:
+        return halves
     x, y = viewed("a", a), b.memory if isinstance(b, Packed) else viewed("b", b)
     if x.device != "cpu" or y.device != "cpu":
         from gemmery.api import on_device
@@ -213,14 +215,7 @@ def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:  # noqa: 
 @opaque.opaque
 @takes_options
 def _gemm(
-    alpha: complex,
-    a: Any,
-    b: Any = ...,
-    beta: complex = 0.0,
-    c: Any = None,
-    *,
-    out: Any = None,
-    **keywords: Any,
+    alpha: complex, a: Any, b: Any = ..., beta: complex = 0.0, c: Any = None, *, out: Any = None, **keywords: Any
 ) -> Any:
     """Return alpha a @ b + beta c, the GEMM of BLAS, as a new array or in `out`; `out=c` updates c in place.
 
@@ -301,14 +296,7 @@ def gemm(*arguments: Any, **options: Any) -> Any:  # noqa: D103 # it has that of
 @opaque.opaque
 @takes_options
 def _gemv(
-    a: Any,
-    x: Any,
-    y: Any = None,
-    *,
-    alpha: complex = 1.0,
-    beta: complex = 0.0,
-    out: Any = None,
-    **keywords: Any,
+    a: Any, x: Any, y: Any = None, *, alpha: complex = 1.0, beta: complex = 0.0, out: Any = None, **keywords: Any
 ) -> Any:
     """Return alpha a @ x + beta y, the GEMV of BLAS, as a new vector or in `out`; `out=y` updates y in place.
 
@@ -390,7 +378,7 @@ def get_num_threads() -> int:
     """Return the number of CPU threads of a product.
 
     It is the count passed to `set_num_threads`, else GEMMERY_NUM_THREADS, else the number of cores that the process may
-    use, at most OMP_NUM_THREADS and SLURM_CPUS_PER_TASK.
+    use, at most OMP_NUM_THREADS and SLURM_CPUS_PER_TASK, and shared with an MPI job's other processes here.
 
     >>> import gemmery as gm
     >>> gm.get_num_threads() >= 1

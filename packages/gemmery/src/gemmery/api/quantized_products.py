@@ -129,6 +129,7 @@ def _on_cpu(x: Any, v: View, matrix: QuantizedMatrix, out: Any, options: Options
     if panels is None or 0 in (*shape, k) or not (count <= _FEW or options.batch_invariant):
         return multiply(x, _expanded(matrix, v.dtype), out, **options.passed())
     _, _, row = epilogue(options.bias, options.activation, v, View(0, (k, n), (0, 0), result), result)
+    arrays.unchanged(a=v)
     z = v if v.dtype == result else arrays.converted(v, result)
     flat = view((x if arrays.allocates(x) and z is v else arrays.as_numpy(z)).reshape(1, count, k))
     target = None if out is None else viewed("out", out)

@@ -91,7 +91,7 @@ def remember(
     if status == entry.STORED:
         return  # a call that compiled code leaves to Python each time
     array = ArrayKey(dtype, c.shape, c.strides)
-    better = _tiers() and cpu.specialised(prepared.problem) is not None
+    better = _tiers() and cpu.specialized(prepared.problem) is not None
     calls = entry.calls_until_often(prepared.problem.batch * prepared.form.runs)
     often = status == entry.OFTEN or calls == 1
     entry.remember(kind, key, array, _work(prepared, used, job), calls if better and not often else 0)
@@ -149,7 +149,7 @@ def _improve(problem: Problem, key: Key, store: Callable[[dispatch.Plan], None])
     generation = cpu_threads.generation
 
     def make() -> None:
-        plan = dispatch.specialised(problem)
+        plan = dispatch.specialized(problem)
         if plan is not None and cpu_threads.generation == generation:
             store(plan)
             if cpu_threads.generation != generation:

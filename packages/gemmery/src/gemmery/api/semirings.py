@@ -65,6 +65,7 @@ def product(a: Any, b: Any, x: View, y: View, common: str, result: str, out: Any
         return compute.product(a, b, x, y, common, result, out, terms)
     if isinstance(y, PackedView):
         b.check(common, result, terms.semiring)
+    arrays.unchanged(a=x, b=y)
     left, right = (arrays.as_numpy(z if z.dtype == "f64" else arrays.converted(z, "f64")) for z in (x, y))
     value = log_sum_exp(left, right, terms)
     like = arrays.kind(a, b) if out is None else value

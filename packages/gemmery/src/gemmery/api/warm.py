@@ -75,7 +75,7 @@ def warm(
         As for `dtype=` of `matmul`. Default: all of the device.
     device : str
         "cpu", or a GPU: "cuda" for the one here, a card such as "h200", or "sm_90". A card need not be present. Its
-        general kernels are made, and the specialised ones of aligned products.
+        general kernels are made, and the specialized ones of aligned products.
     threads : int, optional
         Kernels compiled at the same time. Default: one for each core that this process may use.
     progress : callable, optional
@@ -195,7 +195,7 @@ def _pairs(name: str) -> list[tuple[str, str]]:
 
 _TYPES = ("f16", "bf16", "f32", "f64")
 _EIGHT_BITS = (*known.FLOAT8, "int8")  # which only some devices multiply
-_SIDES = (64, 256, 1024, 4096)  # of aligned products whose specialised kernels are made
+_SIDES = (64, 256, 1024, 4096)  # of aligned products whose specialized kernels are made
 _MANY_SIDES = (*_SIDES, 1000, 5000)  # of those whose kernels serve many shapes; rows of the last two cross lines of L2
 _EIGHTHS = (3000, 3000, 3000)  # whose tiles have every eighth row
 _LAYOUTS = ("row", "col")
@@ -226,7 +226,7 @@ def images(names: tuple[str, ...], name: str, apart: bool = False) -> Iterator[W
     make = _in_a_process if apart else nvrtc.code
     yielded = set()
     numbers = tuple(dtype for dtype in names if dtype not in _EIGHT_BITS)
-    for geometry in chain(_general(numbers, name), _specialised(numbers, name), _shared(names, name)):
+    for geometry in chain(_general(numbers, name), _specialized(numbers, name), _shared(names, name)):
         key = geometry.source, geometry.kernel, card.arch
         if key not in yielded:
             yielded.add(key)
@@ -256,7 +256,7 @@ def _general(names: tuple[str, ...], name: str) -> Iterator[Geometry]:
                 yield candidate.rung.geometry(problem, {**candidate.config, "tile": tile})
 
 
-def _specialised(names: tuple[str, ...], name: str) -> Iterator[Geometry]:
+def _specialized(names: tuple[str, ...], name: str) -> Iterator[Geometry]:
     """Yield the launches of products of aligned matrices, row-major or transposed, and of matrices and vectors."""
     for dtype, a, b in product(names, _LAYOUTS, _LAYOUTS):
         square = Problem(1, 1, 1, dtype, dtype, a_layout=a, b_layout=b, device=name)

@@ -83,7 +83,7 @@ def kind(*operands: object) -> object:
 
 
 def empty(like: Any, shape: tuple[int, ...], dtype: str) -> View:
-    """Return an uninitialised C-contiguous array for a result like `like`, by its View; `wrap` finishes the array."""
+    """Return an uninitialized C-contiguous array for a result like `like`, by its View; `wrap` finishes the array."""
     if library(like, "torch", "Tensor") is not None:
         return pytorch.empty(like, shape, dtype)
     cupy = library(like, "cupy", "ndarray")
@@ -97,7 +97,7 @@ def empty(like: Any, shape: tuple[int, ...], dtype: str) -> View:
 
 
 def _memory(shape: tuple[int, ...], dtype: Any) -> Array:
-    """Uninitialised memory; NumPy raises MemoryError or, for more bytes or dimensions than it can count, ValueError."""
+    """Uninitialized memory; NumPy raises MemoryError or, for more bytes or dimensions than it can count, ValueError."""
     try:
         return np.empty(shape, dtype)
     except ValueError as error:
@@ -110,7 +110,7 @@ def allocates(like: object) -> bool:
 
 
 def scratch(shape: tuple[int, ...], dtype: str) -> View:
-    """Return uninitialised C-contiguous memory for intermediate results."""
+    """Return uninitialized C-contiguous memory for intermediate results."""
     memory = _memory(shape, dtypes.get(dtype).stored)
     return View(memory.ctypes.data, shape, memory.strides, dtype, owner=memory)
 

@@ -82,7 +82,7 @@ def _view(tensor: Any, torch: Any) -> View:
 
 
 def empty(like: Any, shape: tuple[int, ...], dtype: str) -> View:
-    """Return an uninitialised C-contiguous tensor on the device of the tensor `like`, by its View."""
+    """Return an uninitialized C-contiguous tensor on the device of the tensor `like`, by its View."""
     torch: Any = sys.modules["torch"]
     row = dtypes.get(dtype)
     try:

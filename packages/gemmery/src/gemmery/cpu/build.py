@@ -357,18 +357,18 @@ def direct_refuses(problem: Problem) -> str:
 
 
 def direct(problem: Problem, config: Config) -> Launch:
-    """Return the kernel without packing: the general one, or with `specialised` one with tiles for the problem's shape.
+    """Return the kernel without packing: the general one, or with `specialized` one with tiles for the problem's shape.
 
     `mr` of the config is the height of those tiles.
     """
     p = problem.by_rows()
     blocks = Blocks(kc=chain(problem))
     if config.get("specialised") or config.get("mr"):
-        return _specialised(p, config.get("mr", 0), blocks)
+        return _specialized(p, config.get("mr", 0), blocks)
     return general(p.dtype, max(least for least in direct_columns(p.dtype) if least <= max(p.n, 2)), blocks)
 
 
-def _specialised(p: Problem, mr: int, blocks: Blocks) -> Launch:
+def _specialized(p: Problem, mr: int, blocks: Blocks) -> Launch:
     from gemmery.cpu import direct as unpacked
 
     target = host()

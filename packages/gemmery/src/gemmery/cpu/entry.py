@@ -50,10 +50,11 @@ def _head() -> list[int]:
     python = (
         api.Py_IncRef, api.Py_DecRef, api.PyEval_SaveThread, api.PyEval_RestoreThread,
         api.PyObject_Vectorcall, api.PyLong_AsLongLongAndOverflow, api.PyErr_Clear,
-        api.PyContextVar_Set, api.PyContextVar_Reset,
+        api.PyContextVar_Set, api.PyContextVar_Reset, api.PyDict_GetItem, api.PyTuple_New,
     )  # fmt: skip
     return [
-        *map(id, (np.ndarray, None, False, float, np.float64, np.float32, complex, int, *objects.ERROR_STATE)),
+        *map(id, (np.ndarray, None, False, float, np.float64, np.float32, complex, int, tuple, dict)),
+        *map(id, objects.ERROR_STATE),
         *_ZEROS[: len(layout.BUILTINS)],
         *map(id, objects.KEYWORDS),
         *map(id, objects.ACTIVATIONS),
@@ -123,7 +124,7 @@ def remember(kind: Kind, key: Key, c: ArrayKey, work: PreparedJob | None, calls:
 
     The last of `calls`, if there are any, goes to Python again.
     """
-    table, result, count = entry_table.address(), _result(c.dtype), len(key.words)
+    table, result, count = entry_table.address(), result_fields(c.dtype), len(key.words)
     many = work is not None and len(work.loops) > layout.LOOPS
     if kind.dtype is not None and not _keep(kind.dtype, _dtype_objects):
         return
@@ -269,7 +270,7 @@ def come_often(key: Key) -> None:
         ctypes.c_int64.from_address(place + _COUNTDOWN_AT).value = 1
 
 
-def _result(dtype: np.dtype[Any] | Element) -> tuple[int, ...]:
+def result_fields(dtype: np.dtype[Any] | Element) -> tuple[int, ...]:
     """Return the fields of an entry for a new result of this element type, none for one that NumPy must make."""
     if isinstance(dtype, Element):
         return 0, dtype.code + 1
@@ -294,6 +295,16 @@ def know_packed(packed: object, array: np.ndarray[Any, Any]) -> None:
         entry_table.write(table + layout.at(layout.HEAD, "packed_type"), [id(type(packed))])
 
 
+def know_epilogues(epilogue: object, bound: type, recipes: tuple[bytes, ...]) -> bool:
+    """Let the builtins take epilogues, of which they read the recipes in the first slot; False where they cannot."""
+    table = entry_table.address() if _active else 0
+    if table and ctypes.c_int64.from_address(id(epilogue) + objects.FIRST_SLOT).value == id(recipes):
+        words = [id(type(epilogue)), id(bound), threads.generation]
+        entry_table.write(table + layout.at(layout.HEAD, "epilogue_type"), words)
+        return True
+    return False
+
+
 def promote(first: np.dtype[Any], second: np.dtype[Any], common: np.dtype[Any]) -> None:
     """Convert operands of these types to `common` from now on."""
     _store_pair(first, second, layout.CONVERTED, common)
@@ -310,7 +321,7 @@ def allow_cast(result: np.dtype[Any], out: np.dtype[Any]) -> None:
 
 
 def _store_pair(first: np.dtype[Any], second: np.dtype[Any], use: int, dtype: np.dtype[Any]) -> None:
-    table, key, result = entry_table.address(), [word(first), word(second)], _result(dtype)
+    table, key, result = entry_table.address(), [word(first), word(second)], result_fields(dtype)
     if table and result and key != [word(_dtypes[result[0]])] * 2:
         _store(table + layout.PAIRS_AT, layout.size(layout.PAIR), layout.pair_place(*key), [*key, use], [result[0]])
 
@@ -320,7 +331,7 @@ def learn(class_: Class, scalar: str, operations: int, members: Sequence[Member]
 
     `scalar` is the type of alpha and beta as in `PreparedJob`, `operations` the number of those of a multiply-add.
     """
-    table, key, result = entry_table.address(), class_.words(), _result(class_.dtype)
+    table, key, result = entry_table.address(), class_.words(), result_fields(class_.dtype)
     if not table or not result:
         return
     members = members[: layout.MOST_FAMILIES]
@@ -355,6 +366,7 @@ def forget() -> None:
     if table:
         entry_table.write_bytes(table + layout.HASHES_AT, bytes(8 * layout.SETS * layout.WAYS))
         entry_table.write_bytes(table + layout.COUNTERS_AT, bytes(16 * layout.COUNTERS))
+        entry_table.write(table + layout.at(layout.HEAD, "generation"), [threads.generation])
         while _learned:  # another thread may learn a class meanwhile
             with contextlib.suppress(KeyError):  # or forget the last one
                 _, place = _learned.popitem()

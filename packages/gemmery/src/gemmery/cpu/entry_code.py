@@ -8,7 +8,7 @@ from then on shapes do not matter.
 from __future__ import annotations
 
 from gemmery.cpu import entry_arguments as arguments
-from gemmery.cpu import entry_family, entry_quick, entry_run, entry_tensors, jit, objects
+from gemmery.cpu import entry_epilogue, entry_family, entry_quick, entry_run, entry_tensors, jit, objects
 from gemmery.cpu import entry_layout as layout
 from gemmery.cpu.abi import Args
 from gemmery.cpu.atomics import call
@@ -27,7 +27,7 @@ def module(target: Target) -> Module:
         entry_run.define_execute, entry_run.define_copied, entry_run.define_aside, entry_run.define_prepared,
         define_pair, define_as_type, define_with_bias,
         define_converted, define_cast, entry_family.define_member,
-        entry_run.define_product,
+        entry_run.define_product, entry_epilogue.define,
     )  # fmt: skip
     entry_tensors.define(module)
     for define in shared:
@@ -62,6 +62,7 @@ def _builtin(f: Function, name: str) -> None:
     answer = f.var(special(f, UNKNOWN))
     if name == "matmul":
         entry_quick.matrices(f, table, answer)
+        entry_epilogue.again(f, head, table, answer)
     unknown = is_null(f, answer.value)
     with (
         f.if_(unknown),

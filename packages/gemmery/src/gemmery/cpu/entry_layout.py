@@ -33,16 +33,18 @@ def at(fields: Fields, name: str) -> int:
 BUILTINS = ("matmul", "gemm", "gemv", "einsum", "tensordot", "vecdot")
 HEAD = pointers(
     "array_type", "none", "false", "float_type", "double_type", "single_type", "complex_type", "int_type",
-    "error_state", "ignoring",
+    "tuple_type", "dict_type", "error_state", "ignoring",
     *(f"python_{name}" for name in BUILTINS),
     *(f"name_{name}" for name in objects.KEYWORDS),
     *(f"is_{name}" for name in objects.ACTIVATIONS),
     "new_array", "new_copy", "copy_into", "from_array", "to_scalar",  # NumPy's functions
     "incref", "decref", "save_thread", "restore_thread", "vectorcall", "integer",  # Python's
-    "clear_error", "set_context", "reset_context",
+    "clear_error", "set_context", "reset_context", "dict_item", "new_tuple",
     "run",  # the pool's
     "tensors",  # what is known of PyTorch, NULL before its first tensor
     "packed_type",  # the class of operands that were packed, NULL before the first of them
+    "epilogue_type", "bound_type",  # the classes of epilogues without and with operands, NULL before the first of them
+    "generation",  # of the number of threads, to which a recipe belongs
 )  # fmt: skip
 
 # An array as the entry sees it. `unit` is that of the strides in bytes; `element` identifies the element type.
@@ -96,11 +98,21 @@ _ENTRY = (
     *words("runs", *(f"loop{i}_{name}" for i in range(LOOPS) for name in ("length", "a", "b", "c"))),
 )
 PADDING = -len(_ENTRY) % 8  # so that a job begins with a cache line
-ENTRY = (
-    *_ENTRY,
-    *words(*(f"padding_{i}" for i in range(PADDING))),
-    *((f"job_{name}", type_) for name, type_ in JOB),
+ENTRY = (*_ENTRY, *words(*(f"padding_{i}" for i in range(PADDING))), *((f"job_{name}", type_) for name, type_ in JOB))
+
+# A recipe is what an epilogue's first product of a kind finds out. After these fields follow: A and each weight
+# (KNOWN); operands (a name, KNOWN); the slots of sums, operands and outputs; outputs and sums to be made (MADE), where
+# the memory of the first sum may be that of the first output; the job of the pass by rows.
+RECIPE = (
+    *words("generation", "weights", "operands", "outputs"),
+    *words("single"),  # 1: numbers among the slots are float32
+    *words("long"),  # 1: the pass is long enough to release the GIL
+    *pointers("dtype"),  # of the sums, as `matmul` is told, or NULL
 )
+RECIPE_DIMENSIONS, RECIPE_OPERANDS, RECIPE_OUTPUTS = 4, 12, 8  # at most
+# Dimensions (-1: a number), element type, lengths and strides in bytes.
+KNOWN = 2 + 2 * RECIPE_DIMENSIONS
+MADE = 2 + RECIPE_DIMENSIONS  # NumPy's object of the element type (NULL: as said), dimensions, lengths
 
 # The element type to which a pair of types promotes (CONVERTED: its dtype object), that of a result which may be cast
 # to that of `out` (CAST), and that to which a bias for a result is converted (BIAS).

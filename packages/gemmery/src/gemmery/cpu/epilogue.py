@@ -14,7 +14,7 @@ from collections.abc import Callable
 from gemmery import dtypes
 from gemmery.cpu.convert import narrow, store_as, widen
 from gemmery.cpu.ir import Function, Value
-from gemmery.cpu.ir_types import element_of, with_element
+from gemmery.cpu.ir_types import SIZES, element_of, lanes_of, with_element
 from gemmery.dtypes import DType
 from gemmery.epilogues.graph import COMPARISONS, EpilogueGraph, Node
 from gemmery.tuples import NamedTuple
@@ -114,13 +114,13 @@ def _gelu(f: Function, x: Value) -> Value:
 
 def _silu(f: Function, x: Value) -> Value:
     t = _magnitude(f, x, _FORMATS[element_of(x.type)].silent[1])
-    small = _exp(f, f.zero(x.type) - t, f.zero(x.type))
+    small = _exp(f, f.emit(x.type, f"fneg {t}"))
     return x * _divide(f, f.select(x < 0, small, f.const(x.type, 1)), small + 1.0)
 
 
 def _sigmoid(f: Function, x: Value) -> Value:
     t = _magnitude(f, x, _FORMATS[element_of(x.type)].silent[1])
-    small = _exp(f, f.zero(x.type) - t, f.zero(x.type))
+    small = _exp(f, f.emit(x.type, f"fneg {t}"))
     return _keep_nan(f, x, _divide(f, f.select(x < 0, small, f.const(x.type, 1)), small + 1.0))
 
 
@@ -128,7 +128,7 @@ def exponential(f: Function, x: Value) -> Value:
     """Return exp(x): infinity beyond the largest number."""
     low, high = _FORMATS[element_of(x.type)].silent[1] * -1, _FORMATS[element_of(x.type)].largest
     limited = f.select(x < low, f.const(x.type, low), f.select(x > high, f.const(x.type, high), x))
-    return _exp(f, limited, f.zero(x.type))
+    return _exp(f, limited)
 
 
 def logarithm(f: Function, x: Value) -> Value:
@@ -282,18 +282,30 @@ def _upper_tail(f: Function, t: Value) -> Value:
     return decay * (_polynomial(f, form.tail, (t - 4.0) * inverse) * inverse)
 
 
-def _exp(f: Function, high: Value, low: Value) -> Value:
-    """Return exp(high + low), low the smaller; it multiplies by 2**n in two halves, so the result may be subnormal."""
+def _exp(f: Function, high: Value, low: Value | None = None) -> Value:
+    """Return exp(high + low), low the smaller; the result may be subnormal."""
     form = _FORMATS[element_of(high.type)]
-    rounded = f.fma(high + low, f.const(high.type, 1 / math.log(2)), f.const(high.type, form.rounder))
+    total = high if low is None else high + low
+    rounded = f.fma(total, f.const(high.type, 1 / math.log(2)), f.const(high.type, form.rounder))
     n = rounded - form.rounder
-    rest = (high - n * form.ln2[0]) + (low - n * form.ln2[1])
-    series = _polynomial(f, tuple(1 / math.factorial(i) for i in range(form.terms)), rest)
-    integer = _bits(f, rounded) - _bits(f, f.const(high.type, form.rounder))
+    ln2 = [f.const(high.type, -part) for part in form.ln2]
+    rest = f.fma(n, ln2[0], high)
+    rest = f.fma(n, ln2[1], rest) if low is None else rest + f.fma(n, ln2[1], low)
+    return _scaled(f, _polynomial(f, tuple(1 / math.factorial(i) for i in range(form.terms)), rest), n, rounded)
+
+
+def _scaled(f: Function, x: Value, n: Value, rounded: Value) -> Value:
+    """Return x 2**n, rounded once; `rounded` is n plus the rounder."""
+    form, element = _FORMATS[element_of(x.type)], element_of(x.type)
+    if f.target.isa == "avx512" and lanes_of(x.type) * SIZES[element] == 64:
+        suffix = "ps" if element == "float" else "pd"
+        every = Value(f, f"i{lanes_of(x.type)}", "-1")
+        return f.intrinsic(f"llvm.x86.avx512.mask.scalef.{suffix}.512", x.type, x, n, x, every, f.const("i32", 4))
+    integer = _bits(f, rounded) - _bits(f, f.const(x.type, form.rounder))
     half = integer >> 1  # without the sign, which the shift below would lose
     for part in (half, integer - half):
-        series = series * f.bitcast((part + form.bias) << form.exponent_at, high.type)
-    return series
+        x = x * f.bitcast((part + form.bias) << form.exponent_at, x.type)
+    return x
 
 
 def _polynomial(f: Function, coefficients: tuple[float, ...], x: Value) -> Value:
@@ -306,8 +318,7 @@ def _polynomial(f: Function, coefficients: tuple[float, ...], x: Value) -> Value
 
 def _magnitude(f: Function, x: Value, most: float) -> Value:
     """Return the smaller of |x| and `most`; `most` for NaN."""
-    negative = f.zero(x.type) - x
-    t = f.select(x < 0, negative, x)
+    t = f.overloaded("llvm.fabs", x)
     return f.select(t < most, t, f.const(x.type, most))
 
 

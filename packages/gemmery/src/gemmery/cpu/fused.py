@@ -167,7 +167,7 @@ def _loop(f: Function, element: str, lanes: int) -> None:
         f.store(f.fma(*values), at(bases[3], steps[3], i))
 
 
-# Sums of tensor cores: a vector holds 8 neighbouring ones. Each number is taken apart into a significand in float32 and
+# Sums of tensor cores: a vector holds 8 neighboring ones. Each number is taken apart into a significand in float32 and
 # an exponent, so the product of two significands is exact, and cutting it where the largest exponent says is one
 # conversion to int32. Products of f16 and float8 are exact in float32 themselves, which saves half of the work.
 _LANES = 8

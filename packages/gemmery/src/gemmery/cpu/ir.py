@@ -324,6 +324,20 @@ class Function:
         self.module.declare(f"declare void @{name}({new.type}, ptr, i32, {mask.type})")
         self.line(f"call void @{name}({new}, {at}, i32 1, {mask})")
 
+    def gather(self, type_: str, places: Value, mask: Value | None = None) -> Value:
+        """Load a value from each address of a vector whose mask bit is set (None: all); the others are zero."""
+        flags = mask or self.const(with_element(places.type, "i1"), 1)
+        name = f"llvm.masked.gather.{mangle(type_)}.v{lanes_of(type_)}p0"
+        self.module.declare(f"declare {type_} @{name}({places.type}, i32, {flags.type}, {type_})")
+        size = SIZES[element_of(type_)]
+        return self.emit(type_, f"call {type_} @{name}({places}, i32 {size}, {flags}, {type_} zeroinitializer)")
+
+    def scatter(self, new: Value, places: Value, mask: Value) -> None:
+        """Store a value at each address of a vector whose mask bit is set."""
+        name = f"llvm.masked.scatter.{mangle(new.type)}.v{lanes_of(new.type)}p0"
+        self.module.declare(f"declare void @{name}({new.type}, {places.type}, i32, {mask.type})")
+        self.line(f"call void @{name}({new}, {places}, i32 {SIZES[element_of(new.type)]}, {mask})")
+
     def prefetch(self, at: Value, write: bool = False, locality: int = 3) -> None:
         """Prefetch a cache line; any address is allowed."""
         self.module.declare("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")

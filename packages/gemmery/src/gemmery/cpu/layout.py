@@ -27,7 +27,7 @@ JOB_AT = {name: 8 * i for i, (name, _) in enumerate(JOB)}
 
 # The pool: functions of the C library, by address; then the state, which starts at zero. The state has pages of its
 # own, which the system clears in a forked child, where there are no workers. Words that different threads write are
-# 128 bytes apart: neighbouring lines are fetched in pairs.
+# 128 bytes apart: neighboring lines are fetched in pairs.
 LIBC = (
     "pthread_create", "pthread_sigmask", "mmap", "munmap", "madvise", "syscall", "clock_gettime",
     "sched_yield", "sched_getcpu", "sched_getaffinity", "sched_setaffinity",

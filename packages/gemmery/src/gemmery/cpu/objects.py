@@ -18,7 +18,7 @@ from gemmery import keywords
 # In a PyObject, a PyArrayObject and a tuple of a 64-bit build with the GIL.
 TYPE, DATA, NDIM, SHAPE, STRIDES, DESCR, FLAGS = 8, 16, 24, 32, 40, 56, 64
 FIRST_SLOT = 16  # of an object of a class with __slots__
-TUPLE_SIZE, TUPLE_ITEMS = 16, 24
+TUPLE_SIZE, TUPLE_ITEMS, DICT_SIZE = 16, 24, 16
 # In a PyArray_Descr: eight bytes of kind, character, byte order, flags and type number, which identify an element type.
 # The address of the object does not: an unpickled array has a dtype object of its own, which dies with the array.
 ELEMENT, SIZE, METADATA = 24, 40, 56
@@ -67,6 +67,7 @@ def known() -> bool:
     return (
         object.__basicsize__ == DATA
         and len(ERROR_STATE) == 2
+        and _word(id(keywords.OPTIONS) + DICT_SIZE) == len(keywords.OPTIONS)
         and _word(at + TYPE) == id(np.ndarray)
         and _word(at + DATA) == x.ctypes.data
         and ctypes.c_int32.from_address(at + NDIM).value == 2

@@ -69,7 +69,7 @@ def panel(f: Function, panels: Panels, i: Value) -> Value:
 
 
 def load(f: Function, panels: Panels, at: Value, lanes: int, mask: Value | None = None) -> Value:
-    """Load `lanes` neighbours (0: one scalar) in the panel's type."""
+    """Load `lanes` neighbors (0: one scalar) in the panel's type."""
     product = panels.product
     loaded = load_as(f, dtypes.get(product.dtype), product.packed, at, lanes, mask)
     return loaded ^ (1 << (8 * SIZES[product.packed] - 1)) if panels.sign_inverted else loaded
@@ -222,7 +222,7 @@ def row_at(f: Function, i: Value) -> Value:
 def transpose(f: Function, rows: list[Value], unit: int = 1) -> list[Value]:
     """Transpose `lanes` rows of `lanes` elements by log2(lanes) rounds of two-input shuffles.
 
-    An element is `unit` neighbouring lanes of the vector. Missing rows are poison, so that LLVM removes unused
+    An element is `unit` neighboring lanes of the vector. Missing rows are poison, so that LLVM removes unused
     shuffles. The first rounds move blocks of 16 bytes, the last ones elements inside them (16 x 16 floats from memory,
     Zen 4: 10 % faster than the other way round).
     """

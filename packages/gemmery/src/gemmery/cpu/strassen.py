@@ -6,7 +6,7 @@ quadrant of C that needs it (Huang, Smith, Henry and van de Geijn, "Strassen's a
 work in the same way with 16 blocks and 49 products. Rows and columns beyond a multiple of 2 or 4 are added by plain
 products.
 
-The error is bounded by the norms of A and B, not element by element: an element of C far smaller than its neighbours
+The error is bounded by the norms of A and B, not element by element: an element of C far smaller than its neighbors
 may have no correct digit. Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., section 23.2.2.
 One NaN or infinity may make all of C NaN.
 """

@@ -172,7 +172,7 @@ class Constants(NamedTuple):
 _DIRECT_MANY_INTEL = 0.375
 
 
-def modelled(target: Target) -> Constants:
+def modeled(target: Target) -> Constants:
     """Return the constants that serve without a table."""
     sizes = tile(target)
     many = _DIRECT_MANY_INTEL if "Intel" in target.cpu else 1.0
@@ -189,7 +189,7 @@ def constants(target: Target | None = None) -> Constants:
 
 @functools.cache
 def _constants(target: Target) -> Constants:
-    choice, usual = config.table(), modelled(target)
+    choice, usual = config.table(), modeled(target)
     if choice == "off" or not (choice or any(map(os.path.isdir, config.table_folders()))):
         return usual
     from gemmery.cpu import tuned  # 1 ms with what it imports

@@ -23,8 +23,8 @@ at_change: list[Callable[[], None]] = []  # called when the number changes, to d
 def get() -> int:
     """Return the current number: set by `set_`, else by a variable, else the cores this process may use.
 
-    GEMMERY_NUM_THREADS comes first. OMP_NUM_THREADS, which joblib and Dask set in their workers, and
-    SLURM_CPUS_PER_TASK can only lower the number of cores.
+    GEMMERY_NUM_THREADS comes first. OMP_NUM_THREADS, which joblib and Dask set in their workers, SLURM_CPUS_PER_TASK
+    and the number of an MPI job's processes on this host can only lower the number of cores.
     """
     return _override or _allowed()
 
@@ -33,7 +33,7 @@ def get() -> int:
 def _allowed() -> int:
     """Return the default, read once: reading affinity mask and cgroup takes 10 us, a small product 1 us."""
     _announce()
-    number = config.num_threads() or int(min(cores(), config.threads_of_others()))
+    number = config.num_threads() or config.threads_of_others(cores())
     if number > most():
         raise ArgumentError(
             f"GEMMERY_NUM_THREADS={brief(number)}: it must be at most {most()}; unset it to use every core"

@@ -19,7 +19,7 @@ Its loops:
 
 A step of three products loads a tile of A, from L2, and three of B, from L1. 2 x 2 tiles of sums load half as many
 lines of B, and one register more is in use: from n = 512 to 2048, 16 x 48 sums are 1.1 to 1.3 times as fast beside
-busy neighbours, and 1.0 to 1.2 times in a quieter run (docs/findings/tile_unit.md).
+busy neighbors, and 1.0 to 1.2 times in a quieter run (docs/findings/tile_unit.md).
 """
 
 from __future__ import annotations

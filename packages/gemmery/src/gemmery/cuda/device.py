@@ -49,8 +49,11 @@ class Device:
 
     @property
     def arch(self) -> str:
-        """The architecture that code is compiled for, including architecture-specific instructions."""
-        return f"sm_{self.capability}{'a' if self.capability >= 90 else ''}"
+        """The architecture that code is compiled for, including architecture-specific instructions.
+
+        Volta's is that of Turing, the oldest that NVRTC 13 compiles for; its times are predicted from that code.
+        """
+        return f"sm_{max(self.capability, OLDEST)}{'a' if self.capability >= 90 else ''}"
 
     @property
     def rates(self) -> Rates:
@@ -68,6 +71,7 @@ class Device:
         return rate * share * self.sms * self.clock
 
 
+OLDEST = 75  # compute capability that kernels are compiled for
 STATIC_SHARED = 48 << 10  # bytes of shared memory that a block may use without opting in
 GRID = (2**31 - 1, 65535, 65535)  # blocks
 WARP = 32  # threads
@@ -100,9 +104,11 @@ _IGNORED = re.compile(r"[\s_-]|nvidia|geforce")  # of common card names
 _ARCHITECTURE = re.compile(r"(?:sm|compute)_?(\d+)([af]?)|(\d+)\.(\d)")
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")  # what the kernels are compiled for
 
-# Data sheets and architecture white papers of the vendor, not measured: Turing (t4, 2080ti), A100 and A30, GA102 (a10,
-# a40, a6000 and the rtx30 cards; L2 and clock of rtx3060 as its makers give them), Ada (the rtx40 cards, l4, and l40s
-# by its data sheet, its L2 as of the L40), H100 and H200, Blackwell.
+# Data sheets and architecture white papers of the vendor, not measured: Volta (v100), Turing (t4, 2080ti), A100 and
+# A30, GA102 (a10, a40, a6000 and the rtx30 cards; L2 and clock of rtx3060 as its makers give them), Ada (the rtx40
+# cards, l4, and l40s by its data sheet, its L2 as of the L40), H100 and H200, Blackwell. Checked against published
+# tables: v100 (cvw.cac.cornell.edu), rtx4060ti, rtx4070 (thefpsreview.com), rtx4070ti, rtx5070 (purespecs.click,
+# fpsbench.com), rtx5080, rtx5090 (tweaktown.com), a40, a100 (sysrqmts.com), b200 (chipsandcheese.com).
 KNOWN = {
     row.name: row
     for row in (
@@ -113,6 +119,7 @@ KNOWN = {
         Device("rtx4090", 89, 128, LIMITS[89], 72 << 20, 2.52, 1008.0, tensor_share=0.5),
         Device("rtx5090", 120, 170, LIMITS[120], 96 << 20, 2.407, 1792.0, tensor_share=0.5),
         Device("b200", 100, 148, LIMITS[100], 126 << 20, 1.965, 8000.0),
+        Device("v100", 70, 80, LIMITS[70], 6 << 20, 1.53, 900.0),
         Device("t4", 75, 40, LIMITS[75], 4 << 20, 1.59, 320.0),
         Device("2080ti", 75, 68, LIMITS[75], 5632 << 10, 1.545, 616.0, tensor_share=0.5),
         Device("a30", 80, 56, LIMITS[80], 24 << 20, 1.44, 933.0),

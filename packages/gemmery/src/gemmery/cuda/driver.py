@@ -37,7 +37,7 @@ def missing() -> str:
 
 @lru_cache
 def api() -> Any:
-    """Return the bindings, with the driver initialised.
+    """Return the bindings, with the driver initialized.
 
     Raises DeviceError if the bindings, the driver or a device are missing, or the driver is older than the bindings.
     """

@@ -8,7 +8,7 @@ from math import gcd
 
 from gemmery import dtypes
 from gemmery.cuda import driver, traced_function
-from gemmery.cuda.device import GRID, Device
+from gemmery.cuda.device import GRID, OLDEST, Device
 from gemmery.problem import Config, Problem
 from gemmery.tuples import NamedTuple
 
@@ -62,7 +62,7 @@ class Geometry:
     workspace: int = 0  # bytes of scratch memory, for all launches together
     counters: int = 0  # bytes that are zero before the launch and after it, and no other one uses at the time
     before: tuple[Geometry, ...] = ()
-    needs: int = 75  # compute capability required by its instructions
+    needs: int = 70  # compute capability required by its instructions
     instructions: str = ""  # those instructions, if `needs` is above the minimum
     tile: tuple[int, int] = (1, 1)  # rows and columns of C for which a block loads A and B once
     overlaps: bool = False  # may start before the previous launch on the stream has ended: it waits by itself
@@ -227,9 +227,10 @@ def target(problem: Problem) -> Device:
 def refusal(geometry: Geometry, device: Device) -> str:
     """Return why the device cannot run this, with the number and the limit; "" if it can."""
     for launch in geometry.launches:
-        if launch.needs > device.capability or (launch.alone and launch.needs < device.capability):
+        needs = max(launch.needs, OLDEST) if device.ordinal >= 0 else launch.needs
+        if needs > device.capability or (launch.alone and needs < device.capability):
             what = f" ({launch.instructions})" if launch.instructions else ""
-            return f"it needs sm_{launch.needs}{'a' * launch.alone}{what}; {device.name} is sm_{device.capability}"
+            return f"it needs sm_{needs}{'a' * launch.alone}{what}; {device.name} is sm_{device.capability}"
         if launch.threads > device.limits.threads:
             return f"{launch.threads} threads per block: {device.name} runs at most {device.limits.threads}"
         if launch.shared > device.limits.shared:

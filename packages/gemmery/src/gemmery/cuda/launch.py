@@ -251,8 +251,12 @@ class CudaLaunch:
             for launch in self.geometry.launches
         ]
 
-    def ready(self, a: View, b: View, c: View, bias: View | None = None, scaling: Scaling | None = None) -> Ready:
+    def ready(
+        self, a: View, b: View, c: View, bias: View | None = None, scaling: Scaling | None = None, room: int = 0
+    ) -> Ready:
         """Return the launches for operands of these shapes and strides, at any addresses.
+
+        `room` are bytes of `operands` behind the argument, where no traced function has any.
 
         Raises LayoutError where a tensor map cannot describe A or B.
         """
@@ -261,7 +265,7 @@ class CudaLaunch:
         overlaps = tuple(launch.overlaps for launch in self.geometry.launches)
         transposed = is_transposed(self.problem, swapped)
         function = traced_function.of(self.problem)
-        room = function.size if function else 0
+        room = function.size if function else room
         if not self.geometry.maps:
             result = self.problem.out
             return Ready(

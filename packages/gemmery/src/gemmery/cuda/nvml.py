@@ -87,7 +87,7 @@ class Monitor:
 
 @lru_cache
 def _library() -> Any:
-    """Return the bindings, initialised; None without the driver's library or in bindings older than 13.2."""
+    """Return the bindings, initialized; None without the driver's library or in bindings older than 13.2."""
     try:
         from cuda.bindings import nvml
     except ImportError:

@@ -25,7 +25,7 @@ OPTIONS = ("--std=c++17", "--ptxas-options=-v", "-lineinfo", "--device-as-defaul
 WRAPPERS = frozenset({"ptx.cuh", "ptx_hopper.cuh", "types.cuh"})
 _PLAIN = re.compile(r"[A-Za-z_]\w*(?:::[A-Za-z_]\w*)*")  # a function's name or a symbol, no instance of a template
 # ptxas's words for wgmma that waits for each product, and for setmaxnreg that it ignores: C7508 to C7519.
-_SERIALISED = re.compile(r"(\(C75(?:0[89]|1\d)\).*)")
+_SERIALIZED = re.compile(r"(\(C75(?:0[89]|1\d)\).*)")
 # A warning of the compiler, up to the blank line after it; and those about what no code uses, and unknown pragmas.
 _WARNING = re.compile(r"^(\S+\(\d+\): warning #).*?\n\n|^Remark: The warnings.*?\n\n", re.MULTILINE | re.DOTALL)
 _SUPPRESSED = "-diag-suppress=177,550,1675"
@@ -67,7 +67,9 @@ def code(source: str, kernel: str, arch: str) -> Code:
     key = _name(source, kernel, arch)
     stored = cache.read(config.cache_dir(), key)
     if stored is None:
-        program = compiled(source, kernel, arch, OPTIONS, traced_function.texts(kernel))
+        texts = traced_function.texts(kernel)
+        program = compiled(source, kernel, arch, OPTIONS, texts)
+        _cached(_ptx_key(source, kernel, arch, texts), lambda: program)  # the same as without ptxas
         head = json.dumps([program.entry, *astuple(report(program.log, program.entry))])
         stored = b"%b\n%b" % (head.encode(), program.cubin)
         cache.write(config.cache_dir(), key, stored)
@@ -139,18 +141,18 @@ def compiled(
         cubin = _bytes(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, whole=True)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
-    loss = serialised(log, entry) if cubin and "wgmma.mma_async" in ptx else ""
+    loss = serialized(log, entry) if cubin and "wgmma.mma_async" in ptx else ""
     if loss:
         raise CompileError(f"kernel {kernel} of {source} multiplies by wgmma and is slow on {arch}: {loss}")
     return Program(entry, ptx, cubin, log)
 
 
-def serialised(log: str, entry: str) -> str:
+def serialized(log: str, entry: str) -> str:
     """Return why products by wgmma do not overlap in a compiled kernel, by the output of ptxas -v; "" if they do.
 
     ptxas compiles such a kernel without an error, and it then runs at a fraction of its speed.
     """
-    warnings = [match[1].strip() for match in _SERIALISED.finditer(log)]
+    warnings = [match[1].strip() for match in _SERIALIZED.finditer(log)]
     if warnings:
         return f"{'; '.join(warnings)}. Touch sums only after wgmma_wait_group<0> on every path"
     figures = report(log, entry)
@@ -195,10 +197,15 @@ def ptx(source: str, kernel: str, arch: str, texts: Mapping[str, str] | None = N
     Raises CompileError with the compiler's words, DeviceError when NVRTC is not installed.
     """
     texts = {**traced_function.texts(kernel), **(texts or {})}
+    virtual = arch.replace("sm_", "compute_")
+    return _cached(_ptx_key(source, kernel, arch, texts), lambda: compiled(source, kernel, virtual, PTX_OPTIONS, texts))
+
+
+def _ptx_key(source: str, kernel: str, arch: str, texts: Mapping[str, str]) -> tuple[str, ...]:
+    """Return all that the PTX of a kernel depends on."""
     whole = texts.get(source) or text(source)
     sources = {**headers(), **ancestors(whole), source: whole, **texts}
-    parts = (source, kernel, arch, *PTX_OPTIONS, *(part for item in sorted(sources.items()) for part in item))
-    return _cached(parts, lambda: compiled(source, kernel, arch.replace("sm_", "compute_"), PTX_OPTIONS, texts))
+    return source, kernel, arch, *PTX_OPTIONS, *(part for item in sorted(sources.items()) for part in item)
 
 
 def ptx_alone(

@@ -50,8 +50,9 @@ class Pipes:
     latencies: Latencies
     l1: int  # bytes of L1 and shared memory together
     l2: float = 64  # bytes per clock from L2
-    l2_all: float = inf  # of all multiprocessors together
+    l2_all: float = inf  # the same, while all multiprocessors ask
     l2_in_step: float = inf  # the same, while all blocks of a launch run at once and ask for the same bytes together
+    bulk_all: float = inf  # the same, of bulk copies, where that is less
     stores_all: float = inf  # the same, of stores of whole sectors to L2
     special: int = 16
     convert: int = 16
@@ -67,23 +68,41 @@ BARRIER = 16  # threads a clock; CUDA Programming Guide, "Synchronization Instru
 # per Compute Capability". Latencies of memories: Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU
 # Architecture", 2024 (arXiv 2402.13499); of L2 of sm_90 a chain of loads on an H200, and of memory what copies of all
 # multiprocessors take longer. benchmarks/memory_paths.py has these, what L2 gives and takes, and handshakes: `l2_all`
-# is between 4,350 with up to 12 readers and 8,400 in step, as neighbours share; `stores_all` between 1,300 for stores
+# is between 4,350 with up to 12 readers and 8,400 in step, as neighbors share; `stores_all` between 1,300 for stores
 # that sweep memory and 1,780 for those that stay (simt_linear). There peak_mma.cu and
 # peak_wgmma.cu measure the shares of tensor cores, a loop of m8n8k4 `small_f64`; `heat` is from the clocks recorded
 # with the ladder in bf16.
-# Of sm_75: Jia et al., "Dissecting the NVidia Turing T4 GPU via Microbenchmarking", 2019 (arXiv 1903.07486). No such
-# table of sm_86 is known: its multiprocessor is that of sm_89, and its L2 and memory are taken as those of sm_80. Of
-# sm_120 the lanes and latencies are taken as those of sm_89; its cards differ in clock, multiprocessors, L2 and memory.
+# Of sm_75: Jia et al., "Dissecting the NVidia Turing T4 GPU via Microbenchmarking", 2019 (arXiv 1903.07486), of sm_70
+# the same authors' table of Volta (arXiv 1804.06826). No such table of sm_86 is known: its multiprocessor is that of
+# sm_89, and its L2 and memory are taken as those of sm_80. Of sm_120 the lanes and latencies are taken as those of
+# sm_89; its cards differ in clock, multiprocessors, L2 and memory. Of sm_100, L1 and L2 are those that
+# chipsandcheese.com measured on a B200, in ns; the rest is taken as sm_90's, and mma.sync as no faster than there.
+# What L2 gives to all: 2,048 bytes a clock on a V100, 5,120 on an A100 (white papers); 5 TB/s on an RTX 4090, 8.7 TB/s
+# on an RTX PRO 6000 (chipsandcheese.com); sm_75 and sm_86 between those. It takes stores as on an H200, in proportion.
+TAKEN = 1700 / 5200  # bytes stored to L2 for each that it gives
+
+
+def _l2(read: float) -> dict[str, float]:
+    """What L2 gives and takes, of a card of which this was not measured: bytes a clock and multiprocessor."""
+    return {"l2_all": read, "l2_in_step": read, "stores_all": read * TAKEN}
+
+
+_HOPPER = {"l2_all": 5200 / 132, "bulk_all": 4350 / 132, "l2_in_step": 8400 / 132, "stores_all": 1700 / 132}
 PIPES: Mapping[int, Pipes] = {
-    75: Pipes(64, 64, 64, 64, 2, Latencies(19, 32, 188, 296), 96 << 10),
-    80: Pipes(64, 128, 64, 64, 32, Latencies(29, 38, 262, 466), 192 << 10),
-    86: Pipes(128, 64, 64, 64, 2, Latencies(30, 43, 262, 466), 128 << 10),
-    89: Pipes(128, 64, 64, 64, 2, Latencies(30, 43, 273, 542), 128 << 10),
+    70: Pipes(64, 64, 64, 64, 32, Latencies(19, 28, 193, 400), 128 << 10, **_l2(2048 / 80)),
+    75: Pipes(64, 64, 64, 64, 2, Latencies(19, 32, 188, 296), 96 << 10, **_l2(20)),
+    80: Pipes(64, 128, 64, 64, 32, Latencies(29, 38, 262, 466), 192 << 10, **_l2(5120 / 108)),
+    86: Pipes(128, 64, 64, 64, 2, Latencies(30, 43, 262, 466), 128 << 10, **_l2(20)),
+    89: Pipes(128, 64, 64, 64, 2, Latencies(30, 43, 273, 542), 128 << 10, **_l2(15.5)),
     90: Pipes(
         128, 128, 64, 64, 64, Latencies(29, 41, 278, 753), 256 << 10,
-        l2_all=5200, l2_in_step=8400, stores_all=1700, warp_tensor=0.6, small_f64=0.5, tensor=0.96, heat=0.38,
+        warp_tensor=0.6, small_f64=0.5, tensor=0.96, heat=0.38, **_HOPPER,
     ),
-    120: Pipes(128, 64, 64, 64, 2, Latencies(30, 43, 273, 542), 128 << 10),
+    100: Pipes(
+        128, 128, 64, 64, 64, Latencies(29, 39, 295, 753), 256 << 10,
+        warp_tensor=0.3, small_f64=0.5, tensor=0.96, **_HOPPER,
+    ),
+    120: Pipes(128, 64, 64, 64, 2, Latencies(30, 43, 273, 542), 128 << 10, **_l2(17.8)),
 }  # fmt: skip
 
 # Measured on an H200: outer products of 8 + 8 registers in f32, of 4 + 4 in f64.
@@ -107,7 +126,7 @@ def origin(device: Device) -> str:
     if device.capability == FITTED:
         own = "latencies of L2 and memory, rates of tensor cores and times of launches were measured on an H200"
         return f"Of the constants, {own}; other latencies are published measurements; {sheets}."
-    of_others = {86: ", in part of sm_80", 120: " of sm_89, as are its lanes"}
+    of_others = {86: ", in part of sm_80", 100: ", in part of sm_90", 120: " of sm_89, as are its lanes"}
     latencies = "latencies are published measurements" + of_others.get(device.capability, "")
     return f"No constant was measured on this card: {latencies}; {sheets}; times of launches are an H200's."
 
@@ -148,7 +167,7 @@ def clocks_of(device: Device, pipes: Pipes, busy: int = 0, *, in_step: bool = Fa
     >>> clocks_of(*pipes_of("h200"))["fma"]
     0.25
     """
-    rates, busy = device.rates, busy or device.sms
+    rates, shared = device.rates, device.sms / (busy or device.sms)
     operations = {
         unit: getattr(rates, unit) * device.tensor_share * pipes.tensor
         for unit in ("tensor", "tensor_tf32", "tensor_8")
@@ -171,6 +190,7 @@ def clocks_of(device: Device, pipes: Pipes, busy: int = 0, *, in_step: bool = Fa
         "wavefronts": 1.0,
         "lines": 1.0,
         "sectors": 1 / 4,
-        **dict.fromkeys(("l2", "bulk"), 1 / min(pipes.l2, (pipes.l2_in_step if in_step else pipes.l2_all) / busy)),
-        **dict.fromkeys(("stored", "atomics"), 1 / min(pipes.l2, pipes.stores_all / busy)),
+        "l2": 1 / min(pipes.l2, (pipes.l2_in_step if in_step else pipes.l2_all) * shared),
+        "bulk": 1 / min(pipes.l2, (pipes.l2_in_step if in_step else min(pipes.bulk_all, pipes.l2_all)) * shared),
+        **dict.fromkeys(("stored", "atomics"), 1 / min(pipes.l2, pipes.stores_all * shared)),
     }

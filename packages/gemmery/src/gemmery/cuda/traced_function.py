@@ -95,13 +95,7 @@ def function(
 
 @lru_cache(maxsize=1024)
 def _function(
-    text: str,
-    graph: EpilogueGraph,
-    accumulator: str,
-    vectors: tuple[int, ...],
-    rows: bool,
-    matrices: int,
-    staged: bool,
+    text: str, graph: EpilogueGraph, accumulator: str, vectors: tuple[int, ...], rows: bool, matrices: int, staged: bool
 ) -> TracedFunction:
     if not rows and graph.statistics:
         raise RefusedError(f"{text}: statistics of rows are taken after the product, by traced_rows")

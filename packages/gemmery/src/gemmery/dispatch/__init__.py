@@ -26,22 +26,22 @@ class Plan(NamedTuple):
 def plan(problem: Problem) -> Plan:
     """Return the rung that runs this problem, built: on the CPU with a kernel for every shape.
 
-    With GEMMERY_TIERS=off it is the one of `specialised`, if there is one.
+    With GEMMERY_TIERS=off it is the one of `specialized`, if there is one.
 
     Raises the errors of `choice`, and DeviceError or CompileError where the kernel cannot be built.
     """
-    special = None if config.tiers() else specialised(problem)
+    special = None if config.tiers() else specialized(problem)
     return special or _built(problem, choice(problem))
 
 
 @lru_cache(maxsize=1024)
-def specialised(problem: Problem) -> Plan | None:
+def specialized(problem: Problem) -> Plan | None:
     """Return the plan with a kernel compiled for this problem, where it is faster than that of `plan`; else None.
 
     Its bits are those of `plan`'s kernel, except in a batch of products with a vector, which `gemv` sums in another
     order, and of bfloat16, of which `packed` adds pairs on some CPUs.
     """
-    candidate = cpu.specialised(problem) if problem.device == "cpu" else None
+    candidate = cpu.specialized(problem) if problem.device == "cpu" else None
     return candidate and _built(problem, candidate)
 
 

@@ -72,7 +72,7 @@ def along_batch(problem: Problem) -> bool:
     return many and not _RUNGS["batched"].refuses(problem)
 
 
-def specialised(problem: Problem) -> Candidate | None:
+def specialized(problem: Problem) -> Candidate | None:
     """Return the rung compiled for this problem that is faster than the one for every shape, if there is one."""
     if problem.invariant or problem.semiring or problem.b_layout == "packed":  # some add in another order
         return None
@@ -150,10 +150,7 @@ def ranking(problem: Problem, target: Target) -> list[tuple[str, str]]:
         choices.append(("gemv", "one operand is a vector: the matrix is read once, at memory bandwidth"))
     if c_bytes > _large_c(target, p.dtype, p.n, p.k) and (p.k <= SHALLOW or p.dtype in _NARROW_B):
         choices.append(
-            (
-                "packed",
-                f"C is {_size(c_bytes)} and k {p.k}: writing C takes longest, and packed writes it in order",
-            )
+            ("packed", f"C is {_size(c_bytes)} and k {p.k}: writing C takes longest, and packed writes it in order")
         )
     if b_bytes < direct_b(target, p.dtype, p.m, p.n) and p.k <= deepest(target):
         choices.append(

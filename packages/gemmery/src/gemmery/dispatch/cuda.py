@@ -12,7 +12,7 @@ from gemmery.cuda.device import Device
 from gemmery.cuda.launch import too_large
 from gemmery.dispatch.cpu import Candidate
 from gemmery.errors import RefusedError
-from gemmery.ladder import float32_parts, float32_pre_pass, float64_residues, integers
+from gemmery.ladder import float32_parts, float32_pre_pass, int8_pieces
 from gemmery.ladder.cuda import BY_WEIGHTS, CUDA
 from gemmery.ladder.general import GENERAL
 from gemmery.problem import Problem
@@ -141,7 +141,7 @@ def ranking(p: Problem, card: Device) -> list[tuple[str, str]]:
         choices += [choice for choice in _by_wgmma(p, card) if choice[0] in _RUNGS]
     if p.precision.startswith("f32_") and p.k and card.capability == 90:
         choices += _by_parts(p, card)
-    if p.precision == "f64_normwise" and p.k >= float64_residues.SHALLOW and card.capability == 90:
+    if p.precision == "f64_normwise" and p.k >= int8_pieces.SHALLOW and card.capability == 90:
         choices.append(("ozaki_int8", _RESIDUES))
     if choose.streams_batch(p, card):
         many = f"{p.batch} products of {p.m} x {p.n} x {p.k}: a block streams many of them"
@@ -159,8 +159,8 @@ def ranking(p: Problem, card: Device) -> list[tuple[str, str]]:
     faster = card.peak("tensor_f64") / card.peak("f64")
     if p.dtype == "f64" and faster > 1:
         choices.append(("mma_f64", f"tensor cores multiply float64 {faster:g} times as fast as CUDA cores"))
-    if card.capability == 90 and integers.pays(p):
-        count = integers.products(p.dtype, p.out)
+    if card.capability == 90 and int8_pieces.digits_pay(p):
+        count = int8_pieces.digit_products(p.dtype, p.out)
         choices.append(("wgmma_digits", f"{p.dtype}: tensor cores multiply its bytes, {count} products of int8"))
     exact = f"{p.dtype} on CUDA cores: tiles in registers, the next one loaded during the multiplication"
     choices.append(("simt_pipelined", exact))

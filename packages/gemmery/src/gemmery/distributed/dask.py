@@ -7,7 +7,6 @@ is ever stored. Operands on disk are read by that task, piece by piece, so that 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -215,14 +214,3 @@ def registered() -> Iterator[None]:
         yield
     finally:
         unregister()
-
-
-def bytes_read(m: int, n: int, k: int, dtype: Any, sides: tuple[int, int, int]) -> int:
-    """Return how many bytes of A and B the tasks of `matmul` read from disk: each row of A once for each column of
-    blocks.
-
-    >>> bytes_read(1024, 1024, 1024, "int8", (512, 256, 128))
-    6291456
-    """
-    size = dtypes.get(_element(dtype)).size
-    return size * (m * k * math.ceil(n / sides[1]) + k * n * math.ceil(m / sides[0]))

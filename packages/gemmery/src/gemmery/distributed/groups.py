@@ -72,7 +72,7 @@ def timeout(group: Any) -> timedelta:
 
 def capturing(x: Any) -> bool:
     """Return True while a CUDA graph captures the current stream, where ranks cannot talk."""
-    return bool(x.is_cuda and torch.cuda.is_current_stream_capturing())
+    return bool(getattr(x, "is_cuda", False) and torch.cuda.is_current_stream_capturing())
 
 
 def spans(rows: Sequence[int]) -> list[slice]:

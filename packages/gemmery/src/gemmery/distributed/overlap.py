@@ -24,6 +24,7 @@ _distributed: Any = dist  # parts of PyTorch have no types
 _torch: Any = torch
 _library: Any = torch.library
 multiply: Any = api.matmul
+LEAST_ON_CORES = 2.0e10  # as LEAST_WORK of peers.py: 0.2 s of a core, where a second product packs w again
 
 
 def all_gather_matmul(x: Any, w: Any, group: Any = None, rows: Sequence[int] | None = None) -> Any:
@@ -62,6 +63,8 @@ def matmul_reduce_scatter(x: Any, w: Any, group: Any = None, rows: Sequence[int]
 
 
 def _operands_error(x: Any, w: Any) -> Exception | None:
+    if not isinstance(x, torch.Tensor) or not isinstance(w, torch.Tensor):
+        return ArgumentError(f"x is a {type(x).__name__}, w a {type(w).__name__}: pass tensors")
     if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[0]:
         return ShapeError(f"x {tuple(x.shape)} and w {tuple(w.shape)}: x must be (rows, k) and w (k, n)")
     if x.dtype != w.dtype:
@@ -110,19 +113,6 @@ def swap(outgoing: Any, incoming: Any, to: int, source: int, group: Any) -> list
     return _distributed.batch_isend_irecv(operations) if operations else []
 
 
-def _arriving(x: Any, rows: Sequence[int], group: Any) -> tuple[Any, list[tuple[int, list[Any]]]]:
-    """Start to gather rows; return the tensor of all, and (rank, what to wait for) in the order of arrival."""
-    rank, ranks = group.rank(), group.size()
-    x, places = x.contiguous(), spans(rows)
-    full = x.new_empty((sum(rows), x.shape[1]))
-    full[places[rank]].copy_(x)
-    waits: list[tuple[int, list[Any]]] = [(rank, [])]
-    for away in range(1, ranks):
-        to, source = (rank + away) % ranks, (rank - away) % ranks
-        waits.append((source, swap(x, full[places[source]], to, source, group)))
-    return full, waits
-
-
 def _finished(works: list[Any]) -> None:
     for work in works:
         work.wait()
@@ -135,11 +125,16 @@ def _gather(x: Any, w: Any, rows: Sequence[int], name: str, keep: bool) -> tuple
         if space is not None:
             result: tuple[Any, Any] = space(x, w, keep)
             return result
-    full, waits = _arriving(x, rows, group)
-    out, places = x.new_empty((sum(rows), w.shape[1])), spans(rows)
-    for source, works in waits:
-        _finished(works)
-        multiply(full[places[source]], w, out=out[places[source]])
+    rank, ranks, places = group.rank(), group.size(), spans(rows)
+    x, waits = x.contiguous(), {}
+    full, out = (x.new_empty((sum(rows), side)) for side in (x.shape[1], w.shape[1]))
+    for away in range(1, ranks):
+        to, source = (rank + away) % ranks, (rank - away) % ranks
+        waits[source] = swap(x, full[places[source]], to, source, group)
+    groups = peers.grouped(rank, rows, 2.0 * x.shape[1] * w.shape[1], least=_least(x))
+    if keep or len(groups) == 1:
+        full[places[rank]].copy_(x)
+    peers.multiply_arriving(rank, rows, groups, x, full, w, out, lambda peer: _finished(waits[peer]))
     return out, full if keep else x.new_empty((0, x.shape[1]))
 
 
@@ -150,34 +145,33 @@ def _scatter(x: Any, w: Any, rows: Sequence[int], name: str) -> Any:
         if space is not None:
             return space(x, w)
     rank, ranks, places = group.rank(), group.size(), spans(rows)
-    parts = x.new_empty((ranks, rows[rank], w.shape[1]))
-    works, stored = [], []
-    for away in range(1, ranks):
-        to, source = (rank + away) % ranks, (rank - away) % ranks
-        stored.append(multiply(x[places[to]], w))  # as long as it is sent
-        works += swap(stored[-1], parts[source], to, source, group)
-    multiply(x[places[rank]], w, out=parts[rank])
+    products = x.new_empty((x.shape[0], w.shape[1]))
+    parts = [products[places[rank]] if peer == rank else x.new_empty((rows[rank], w.shape[1])) for peer in range(ranks)]
+    works = []
+    for peers_of_product in peers.grouped(rank, rows, 2.0 * x.shape[1] * w.shape[1], last=True, least=_least(x)):
+        for cut in peers.joined([places[peer] for peer in peers_of_product]):
+            multiply(x[cut], w, out=products[cut])
+        for to in peers_of_product:
+            source = (2 * rank - to) % ranks
+            if to != rank:
+                works += swap(products[places[to]], parts[source], to, source, group)
     _finished(works)
     return added(parts)
 
 
-def added(parts: Any) -> Any:
-    """Return the sum over the first dimension, in the order of ranks; narrow floats are added in float32."""
-    narrow = parts.dtype.is_floating_point and parts.dtype.itemsize < 4
-    total = parts[0].to(torch.float32 if narrow else parts.dtype, copy=True)
-    for part in parts[1:]:
-        total += part
-    return total.to(parts.dtype)
+def _least(x: Any) -> float:
+    """Return the operations of a product below which fewer products of more rows take less time."""
+    return peers.LEAST_WORK if x.is_cuda else LEAST_ON_CORES
 
 
-@_library.custom_op("gemmery::gathered_rows", mutates_args=())  # type: ignore[untyped-decorator,unused-ignore]
-def gathered_rows(x: torch.Tensor, rows: Sequence[int], group: str) -> torch.Tensor:
-    """Return the rows of every rank, for gradients."""
-    full, waits = _arriving(x, list(rows) or [x.shape[0]] * resolve(group).size(), resolve(group))
-    for _, works in waits:
-        _finished(works)
-    gathered: torch.Tensor = full
-    return gathered
+def added(parts: Sequence[Any]) -> Any:
+    """Return the sum of tensors in the order of ranks; narrow floats are added in float32."""
+    kind = parts[0].dtype
+    narrow = kind.is_floating_point and kind.itemsize < 4
+    total = parts[0].to(torch.float32) if narrow else parts[0]
+    for i, part in enumerate(parts[1:]):
+        total = total + part if i == 0 else total.add_(part)
+    return total.to(kind)
 
 
 @_library.custom_op("gemmery::all_gather_matmul", mutates_args=())  # type: ignore[untyped-decorator,unused-ignore]
@@ -193,11 +187,6 @@ def scatter_operator(x: torch.Tensor, w: torch.Tensor, rows: Sequence[int], grou
     """Return this rank's rows of the sum of x @ w over ranks."""
     part: torch.Tensor = _scatter(x, w, rows, group)
     return part
-
-
-@gathered_rows.register_fake  # type: ignore[untyped-decorator,unused-ignore]
-def _(x: Any, rows: Any, group: str) -> Any:
-    return x.new_empty((sum(rows) if rows else x.shape[0] * resolve(group).size(), x.shape[1]))
 
 
 @gather_operator.register_fake  # type: ignore[untyped-decorator,unused-ignore]
@@ -226,7 +215,8 @@ def _gather_backward(ctx: Any, grad: Any, grad_full: Any) -> tuple[Any, ...]:
     if ctx.needs_input_grad[0]:
         grad_x = scatter_operator(grad, w.mH, ctx.rows, ctx.group)
     if ctx.needs_input_grad[1]:
-        grad_w = torch.ops.aten.mm(gathered_rows(x, ctx.rows, ctx.group).mH, grad)
+        full = gather_operator(x, w[:, :0], ctx.rows, ctx.group, True)[1]
+        grad_w = torch.ops.aten.mm(full.mH, grad)
     return grad_x, grad_w, None, None, None
 
 

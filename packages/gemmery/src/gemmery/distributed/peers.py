@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from gemmery import api
+from gemmery.distributed import arriving
 from gemmery.distributed.groups import capturing, exchange, spans, timeout
 from gemmery.errors import DeviceError
 
@@ -64,6 +65,7 @@ class Gather(PeerBuffer):
         """Allocate a buffer for the rows of all ranks."""
         super().__init__(group, (sum(rows), x.shape[1]), x)
         self.rows, self.places = rows, spans(rows)
+        self._launches: dict[object, arriving.ArrivingProduct | None] = {}
 
     def __call__(self, x: Any, w: Any, keep: bool) -> tuple[Any, Any]:
         """Return the product, and the gathered rows if they are kept."""
@@ -74,16 +76,18 @@ class Gather(PeerBuffer):
         with torch.cuda.stream(self.side):
             for peer in self.others:
                 self.push(peer, x, self.places[self.rank])
+        inside = arriving.INSIDE
+        launch = arriving.prepared(self._launches, x, full, w, out, self.rank, self.rows) if inside else None
         groups = grouped(self.rank, self.rows, 2.0 * x.shape[1] * w.shape[1])
-        if keep or len(groups) == 1:
+        if keep or (launch is None and len(groups) == 1):
             full[self.places[self.rank]].copy_(x)
-        for sources in groups:
-            for source in sources:
-                if source != self.rank:
-                    self.wait(source, ARRIVED)
-            for rows in joined([self.places[source] for source in sources]):
-                own = len(groups) > 1 and sources == [self.rank]
-                multiply(x if own else full[rows], w, out=out[rows])
+        if launch is not None:
+            flags = self.handle.signal_pad_ptrs[self.rank] + 4 * ARRIVED * self.ranks
+            launch(x, full, w, out, main.cuda_stream, flags, self.timeout / 1e3)
+            for peer in self.others:
+                self.wait(peer, ARRIVED)
+        else:
+            multiply_arriving(self.rank, self.rows, groups, x, full, w, out, lambda peer: self.wait(peer, ARRIVED))
         stored = full.clone() if keep else x.new_empty((0, x.shape[1]))
         for peer in self.others:
             self.tell(peer, FREE)
@@ -127,21 +131,42 @@ class Scatter(PeerBuffer):
         return out
 
 
-def grouped(rank: int, rows: Sequence[int], work_a_row: float, last: bool = False) -> list[list[int]]:
+def multiply_arriving(
+    rank: int,
+    rows: Sequence[int],
+    groups: list[list[int]],
+    x: Any,
+    full: Any,
+    w: Any,
+    out: Any,
+    wait: Callable[..., None],
+) -> None:
+    """Multiply the rows of each group of ranks into `out`, when they have come to `full`; own ones alone are x."""
+    places = spans(rows)
+    for sources in groups:
+        for source in sources:
+            if source != rank:
+                wait(source)
+        for cut in joined([places[source] for source in sources]):
+            multiply(x if sources == [rank] else full[cut], w, out=out[cut])
+
+
+def grouped(rank: int, rows: Sequence[int], work_a_row: float, last: bool = False, least: float = 0) -> list[list[int]]:
     """Return whose rows are multiplied together: own ones first (or last), the others as they come.
 
-    Each product has at least LEAST_WORK operations, so that small ones are one product of all rows.
+    Each product has at least `least` operations, by default LEAST_WORK: small ones are one product of all rows.
 
     >>> grouped(0, (2048, 2048), 2.0e8), grouped(0, (128, 128), 2.0e8)
     ([[0], [1]], [[0, 1]])
     """
     ranks = len(rows)
     order = [(rank + away if last else rank - away) % ranks for away in range(1, ranks)]
-    if work_a_row * sum(rows) < LEAST_WORK and not last:
+    least = least or LEAST_WORK
+    if work_a_row * sum(rows) < least and (not last or least < LEAST_WORK):
         return [[rank, *order]]
     groups: list[list[int]] = [[]]
     for source in order:
-        if groups[-1] and work_a_row * sum(rows[other] for other in groups[-1]) >= LEAST_WORK:
+        if groups[-1] and work_a_row * sum(rows[other] for other in groups[-1]) >= least:
             groups.append([])
         groups[-1].append(source)
     return [*groups, [rank]] if last else [[rank], *groups]

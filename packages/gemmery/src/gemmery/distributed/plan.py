@@ -33,8 +33,7 @@ from gemmery.errors import ArgumentError, ShapeError
 STEP_BYTES = 32 << 20  # operands that come in larger parts come in steps, each while the last is multiplied
 MOST_STEPS = 8
 LEAST_LENGTH = 512  # of a step: smaller products take longer than the transfers that they hide
-SAMPLED = 3  # ranks whose traffic is counted in meshes of more than EVERY ranks
-EVERY = 16
+EVERY = 16  # in meshes of more ranks, the traffic of three is counted
 
 
 @dataclass(frozen=True)

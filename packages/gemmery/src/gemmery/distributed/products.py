@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from gemmery import api, dtypes
+from gemmery.arrays import view
 from gemmery.distributed.agreement import agree
 from gemmery.distributed.layouts import (
     Distribution,
@@ -27,12 +28,13 @@ from gemmery.distributed.layouts import (
 )
 from gemmery.distributed.plan import CORE, H200, ProductPlan, RankEvent, Speeds, plan, sums_in
 from gemmery.distributed.ranks import MpiRanks, Ranks, TorchRanks
-from gemmery.errors import ArgumentError, DTypeError, ShapeError
+from gemmery.errors import ArgumentError, DTypeError, GemmeryError, ShapeError, brief
 
 multiply: Any = api.matmul
 accumulate: Any = api.gemm
 
-_plans: dict[object, ProductPlan] = {}  # the plan of the last call with such arguments on a rank
+# Of the last call with such arguments on a rank: the shapes of all ranks' parts, and the plan.
+_plans: dict[object, tuple[list[Any], ProductPlan]] = {}
 _MOST_PLANS = 1024
 
 
@@ -63,9 +65,15 @@ def matmul(
 
     Raises ShapeError, DTypeError or ArgumentError, the same one on every rank, before any part is sent.
     """
-    ranks, mesh, (of_a, of_b), parts = _operands(a, b, group, placements, mesh)
+    ranks, mesh, given, parts = _operands(a, b, group, placements, mesh)
     wrong: Exception | None = None
     try:
+        of_a, of_b = _pair_of_placements(given)
+        if any(not hasattr(x, "is_cuda" if isinstance(ranks, TorchRanks) else "dtype") for x in parts):
+            kinds = ", ".join(type(x).__name__ for x in parts)
+            raise ArgumentError(f"operands are {kinds}: pass tensors to a process group, arrays to a communicator")
+        for part in parts:
+            view(part)  # raises if this rank alone cannot read it
         places_of_c = None if out is None else tuple(_placement(place) for place in _several(out))
         element, result = _types(*parts, dtype)
         shapes = [tuple(part.shape) for part in parts]
@@ -73,8 +81,8 @@ def matmul(
             raise ShapeError(f"parts of shapes {shapes}: both must be matrices, with two dimensions")
         if math.prod(mesh) != ranks.size:
             raise ArgumentError(f"mesh {mesh} for {ranks.size} ranks: its dimensions must multiply to them")
-    except (ShapeError, DTypeError, ArgumentError) as error:
-        wrong, places_of_c, element, result, shapes = error, None, "", "", []
+    except GemmeryError as error:
+        wrong, places_of_c, element, result, shapes, of_a, of_b = error, None, "", "", [], (), ()
     same = {
         "mesh": mesh,
         "placements of a": of_a,
@@ -86,16 +94,21 @@ def matmul(
     }
     speeds = _speeds(parts[0])
     call = ranks.rank, speeds, tuple(shapes), tuple(same.items())
-    guess = None if wrong or trace is not None else _plans.get(call)
-    part = None if guess is None else _multiplied_ahead(ranks, guess, *parts)
+    known, guess = _plans.get(call, (None, None)) if not wrong else (None, None)
+    part = None if guess is None or trace is not None else _multiplied_ahead(ranks, guess, *parts)
     answers = agree(ranks.exchange, "matmul", same, shapes, wrong)
-    source = [of_parts([shapes[i] for shapes in answers], mesh, places) for i, places in enumerate((of_a, of_b))]
-    schedule = plan(source[0], source[1], element, result, places_of_c, speeds, steps, ways)
-    if part is None or schedule is not guess:
+    if guess is None or answers != known:
+        a_source, b_source = (
+            of_parts([shapes[i] for shapes in answers], mesh, places) for i, places in enumerate((of_a, of_b))
+        )
+        schedule, part = plan(a_source, b_source, element, result, places_of_c, speeds, steps, ways), None
+        if len(_plans) >= _MOST_PLANS:
+            _plans.clear()
+        _plans[call] = answers, schedule
+    else:
+        schedule = guess
+    if part is None:
         part = run(ranks, schedule, *parts, trace)
-    if len(_plans) >= _MOST_PLANS:
-        _plans.clear()
-    _plans[call] = schedule
     return _distributed(part, schedule, a) if _is_dtensor(a) else part
 
 
@@ -181,8 +194,8 @@ def _types(a: Any, b: Any, dtype: Any) -> tuple[str, str]:
 
 def _operands(
     a: Any, b: Any, group: Any, placements: tuple[Any, Any] | None, mesh: tuple[int, ...] | None
-) -> tuple[Ranks, tuple[int, ...], tuple[tuple[Placement, ...], tuple[Placement, ...]], tuple[Any, Any]]:
-    """Return the ranks, their mesh, the placements of both operands, and this rank's parts."""
+) -> tuple[Ranks, tuple[int, ...], Any, tuple[Any, Any]]:
+    """Return the ranks, their mesh, the placements of both operands as they are given, and this rank's parts."""
     ranks: Ranks
     if _is_dtensor(a) and _is_dtensor(b):
         if a.device_mesh != b.device_mesh:
@@ -193,13 +206,10 @@ def _operands(
             raise ArgumentError(f"this rank is not in {grid}: call matmul on its ranks alone")
         local = a.to_local(), b.to_local()
         ranks = TorchRanks(_group_of(grid, members), members, local[0].device)
-        places = [tuple(_placement(place) for place in x.placements) for x in (a, b)]
-        return ranks, tuple(grid.shape), (places[0], places[1]), local
+        return ranks, tuple(grid.shape), (a.placements, b.placements), local
     if _is_dtensor(a) or _is_dtensor(b):
         raise ArgumentError("one operand is a DTensor: both must be, or both must be this rank's parts")
-    if placements is None or len(placements) != 2:
-        raise ArgumentError("placements are missing: give those of a and of b, such as (Shard(0), Replicate())")
-    if hasattr(group, "allgather"):
+    if hasattr(group, "Get_rank"):  # process groups of PyTorch have an allgather, too
         ranks = MpiRanks(group)
     else:
         import torch.distributed as dist
@@ -207,9 +217,17 @@ def _operands(
         if not dist.is_initialized():
             raise ArgumentError("there is no process group: call torch.distributed.init_process_group first")
         group = dist.group.WORLD if group is None else group
-        ranks = TorchRanks(group, dist.get_process_group_ranks(group), a.device)
-    of_a, of_b = (tuple(_placement(place) for place in _several(x)) for x in placements)
-    return ranks, mesh or (ranks.size,), (of_a, of_b), (a, b)
+        if not isinstance(group, dist.ProcessGroup):
+            raise ArgumentError(f"group={brief(group)}: pass a process group of PyTorch or a communicator of mpi4py")
+        ranks = TorchRanks(group, dist.get_process_group_ranks(group), getattr(a, "device", None))
+    return ranks, mesh or (ranks.size,), placements, (a, b)
+
+
+def _pair_of_placements(given: Any) -> tuple[tuple[Placement, ...], tuple[Placement, ...]]:
+    if not isinstance(given, Sequence) or len(given) != 2:
+        raise ArgumentError("placements are missing: give those of a and of b, such as (Shard(0), Replicate())")
+    of_a, of_b = (tuple(_placement(place) for place in _several(each)) for each in given)
+    return of_a, of_b
 
 
 def _group_of(grid: Any, members: list[int]) -> Any:

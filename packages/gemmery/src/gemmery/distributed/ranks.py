@@ -6,35 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from gemmery import dtypes
 
 Messages = Sequence[tuple[int, Any]]  # the other rank, and a contiguous array
-
-
-class Ranks(Protocol):
-    """The ranks of a mesh, of which this process is one."""
-
-    rank: int
-    size: int
-
-    def exchange(self, value: object) -> list[Any]:
-        """Tell all ranks a value; return what each said."""
-
-    def empty(self, shape: tuple[int, int], dtype: str) -> Any:
-        """Return an array whose values are not set."""
-
-    def cast(self, array: Any, dtype: str) -> Any:
-        """Return an array in another element type, or itself."""
-
-    def packed(self, array: Any) -> Any:
-        """Return an array whose elements are adjacent in memory, row by row."""
-
-    def start(self, sends: Messages, receives: Messages) -> Callable[[], None]:
-        """Start to send and to receive; return the function that waits for both."""
 
 
 class TorchRanks:
@@ -124,6 +102,9 @@ class MpiRanks:
                 request.Wait()
 
         return wait
+
+
+Ranks = TorchRanks | MpiRanks
 
 
 def _raw(array: Any) -> Any:

@@ -6,6 +6,7 @@ line.
 """
 
 # No `from __future__ import annotations` here: help() would show annotations as strings.
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -13,7 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from gemmery import dtypes
-from gemmery.epilogues.graph import BINARY, COMPARISONS, CONDITIONS, GraphBuilder
+from gemmery.epilogues.graph import BINARY, COMPARISONS, CONDITIONS, INPUTS, GraphBuilder
 from gemmery.errors import ArgumentError, brief
 
 _ROW_WAY = "gm.row_sum, gm.row_sum_of_squares, gm.row_maximum and gm.row_log_sum_exp run over the columns of a row"
@@ -32,9 +33,9 @@ _ALIASES: dict[str, Callable[..., "EpilogueSymbol"]] = {
     "reciprocal": lambda x: _node("divide", 1.0, x),
     "power": lambda x, y: _power(x, y),  # noqa: PLW0108 # defined below
     "pow": lambda x, y: _power(x, y),  # noqa: PLW0108 # as well
-    "round": lambda x: _node("rint", x),
+    "round": lambda x, decimals=0: _node("rint", x) if not decimals else _refuse("round to decimals", _WAY),
     "isnan": lambda x: _node("not_equal", x, x),
-    "clip": lambda x, low, high: _node("minimum", _node("maximum", x, low), high),
+    "clip": lambda x, low, high: _clip(x, low, high),  # noqa: PLW0108 # as well
     **{f"{logic}_{op}": (lambda *x, op=op: _node(op, *x)) for logic in ("logical", "bitwise") for op in ("and", "or")},
     "logical_not": lambda x: _node("not", x),
     "invert": lambda x: _node("not", x),
@@ -72,7 +73,7 @@ class EpilogueSymbol:
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, inputs: Any = (), options: Any = None) -> "EpilogueSymbol":
-        if options and any(value not in (None, False, "none") for value in options.values()):
+        if options and any(value is not None and value is not False and value != "none" for value in options.values()):
             _refuse(f"{function.__name__} with options", "write it by operators and the functions of gm")
         return _by_name(f"torch's {function.__name__}", function.__name__.strip("_"), inputs)
 
@@ -87,7 +88,7 @@ class EpilogueSymbol:
             "use gm.where(condition, x, y), &, |, ~, gm.maximum or gm.minimum",
         )
 
-    def __float__(self) -> float:
+    def __float__(self, *_: Any) -> float:
         _refuse("a symbol as a number (float, a function of math)", "use np.exp, np.log, np.tanh, gm.erf and the like")
 
     __int__ = __index__ = __complex__ = __round__ = __float__
@@ -128,8 +129,8 @@ def _operators() -> None:
 
 
 _REFUSED_OPERATORS = {
-    "rpow": "**", "mod": "%", "rmod": "%", "floordiv": "//", "rfloordiv": "//", "matmul": "@", "rmatmul": "@",
-    "xor": "^", "rxor": "^", "lshift": "<<", "rshift": ">>",
+    "rpow": "**", "mod": "%", "rmod": "%", "floordiv": "//", "rfloordiv": "//", "divmod": "divmod", "matmul": "@",
+    "rmatmul": "@", "xor": "^", "rxor": "^", "lshift": "<<", "rshift": ">>",
 }  # fmt: skip
 _WAY = "write it with + - * /, comparisons, & | ~, small powers, np.exp, np.log, np.tanh and gm's functions"
 _operators()
@@ -146,9 +147,13 @@ def _refuse(what: str, way_out: str) -> NoReturn:
 
 def _by_name(called: str, name: str, inputs: tuple[Any, ...]) -> EpilogueSymbol:
     if name in _ALIASES:
+        try:
+            inspect.signature(_ALIASES[name]).bind(*inputs)
+        except TypeError:
+            _refuse(f"{called} of {len(inputs)} arguments", _WAY)
         return _ALIASES[name](*inputs)
-    if name not in _SAME:
-        _refuse(called, _WAY)
+    if name not in _SAME or len(inputs) != INPUTS[name]:
+        _refuse(called if name not in _SAME else f"{called} of {len(inputs)} arguments", _WAY)
     return _node(name, *inputs)
 
 
@@ -172,7 +177,7 @@ def _number(builder: GraphBuilder, x: Any) -> int:
         if x.builder is not builder:
             _refuse("a symbol of another trace", "use the parameters of this function alone")
         return x.number
-    if isinstance(x, (bool, int, float, np.integer, np.floating)) or (isinstance(x, np.ndarray) and x.ndim == 0):
+    if isinstance(x, (int, float, np.generic, np.ndarray)) and np.ndim(x) == 0 and np.asarray(x).dtype.kind in "biuf":
         return builder.constant(float(x))
     if hasattr(x, "shape") or isinstance(x, (list, tuple)):
         _refuse(
@@ -183,14 +188,20 @@ def _number(builder: GraphBuilder, x: Any) -> int:
 
 
 def _power(x: Any, exponent: Any) -> EpilogueSymbol:
-    if exponent in (0.5, -0.5) and not isinstance(exponent, EpilogueSymbol):
+    number = isinstance(exponent, (int, float, np.integer, np.floating))
+    if number and exponent in (0.5, -0.5):
         return _node("sqrt" if exponent == 0.5 else "rsqrt", x)
-    if isinstance(exponent, EpilogueSymbol) or exponent not in range(1, 9):
+    if not number or exponent not in range(1, 9):
         _refuse("a power", "exponents can be 0.5, -0.5 and 1 to 8; else use np.exp(y * np.log(x))")
     total: EpilogueSymbol = x
     for _ in range(int(exponent) - 1):
         total = _node("multiply", total, x)
     return total
+
+
+def _clip(x: Any, low: Any, high: Any) -> Any:
+    x = x if low is None else _node("maximum", x, low)
+    return x if high is None else _node("minimum", x, high)
 
 
 def _function(op: str, text: str) -> Callable[[Any], Any]:
@@ -261,17 +272,13 @@ def rint(x: Any) -> Any:
 
 def row_index(x: Any) -> Any:
     """Return the number of the row in which x is, from 0, in an epilogue."""
-    return (
-        EpilogueSymbol(x.builder, x.builder.add("row_index"))
-        if isinstance(x, EpilogueSymbol)
-        else _node("row_index", x)
-    )
+    return _place("row_index", x)
 
 
 def column_index(x: Any) -> Any:
     """Return the number of the column in which x is, from 0, in an epilogue."""
-    return (
-        EpilogueSymbol(x.builder, x.builder.add("column_index"))
-        if isinstance(x, EpilogueSymbol)
-        else _node("column_index", x)
-    )
+    return _place("column_index", x)
+
+
+def _place(op: str, x: Any) -> Any:
+    return EpilogueSymbol(x.builder, x.builder.add(op)) if isinstance(x, EpilogueSymbol) else _node(op, x)

@@ -7,11 +7,12 @@ from collections.abc import Collection
 
 from gemmery.epilogues.graph import STATISTICS, EpilogueGraph, GraphBuilder, GraphOperand, GraphOutput
 
-COTANGENT = "gradient"  # the operands with the gradients of the outputs: gradient0, gradient1, ...
+# The gradients of outputs, "gradient.0", "gradient.1", and the sums, by names that no parameter can have.
+COTANGENT, SUM = "gradient.", "sum."
 
 
 def gradient(graph: EpilogueGraph, names: Collection[str] | None = None) -> tuple[EpilogueGraph, tuple[str, ...]]:
-    """Return the graph of the gradients, and the names of its outputs: "sum0", "sum1", then operands; or some of these.
+    """Return the graph of the gradients, and the names of its outputs: "sum.0", "sum.1", then operands, or some.
 
     Its sums are those of `graph`, its operands those of `graph` and the gradients of the outputs. Each output is
     (m, n): that of an operand of another shape must be added over the dimensions in which it was repeated. Where the
@@ -21,12 +22,12 @@ def gradient(graph: EpilogueGraph, names: Collection[str] | None = None) -> tupl
     >>> from gemmery.epilogues.graph import parse
     >>> derived, outputs = gradient(parse("sum:0;operand:b;add 0 1;relu 2|3 matrix|b"))
     >>> outputs
-    ('sum0', 'b')
+    ('sum.0', 'b')
     """
     builder = _Derivatives(graph)
-    order = [*(f"sum{i}" for i in range(graph.sums)), *(operand.name for operand in graph.operands)]
+    order = [*(f"{SUM}{i}" for i in range(graph.sums)), *(operand.name for operand in graph.operands)]
     numbers = {
-        f"sum{node.value}" if node.op == "sum" else node.value: number
+        f"{SUM}{node.value}" if node.op == "sum" else node.value: number
         for number, node in enumerate(graph.nodes)
         if node.op in ("sum", "operand")
     }

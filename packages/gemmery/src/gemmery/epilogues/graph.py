@@ -105,15 +105,6 @@ class EpilogueGraph(NamedTuple):
                 late.add(number)
         return frozenset(late)
 
-    @property
-    def needs_rows(self) -> bool:
-        """Return True where a matrix among the outputs, or a statistic, waits for statistics of whole rows."""
-        late, kinds = self.after_rows, self.kinds()
-        return any(output.node in late and output.kind == "matrix" for output in self.outputs) or any(
-            number in late and (self.nodes[number].op in STATISTICS or kinds[number] == "matrix")
-            for number in range(len(self.nodes))
-        )
-
     def kinds(self) -> tuple[str, ...]:
         """Return for each node over what it varies, one of KINDS; an operand without a kind counts as a matrix."""
         operands = {operand.name: operand.kind or "matrix" for operand in self.operands}

@@ -59,7 +59,9 @@ def evaluate(
                 nodes.append(Estimate(total, np.broadcast_to(np.asarray(errors[int(node.value)], wide), shape)))
             elif node.op in _LEAVES:
                 value = np.asarray(_leaf(node, operands, shape), wide)
-                nodes.append(Estimate(value, np.zeros_like(value)))
+                # A kernel computes with a constant rounded to float32, if that is its arithmetic.
+                rounds = node.op == "constant" and unit > 2.0**-50
+                nodes.append(Estimate(value, np.abs(value - np.float32(value)) if rounds else np.zeros_like(value)))
             else:
                 nodes.append(_apply(node, [nodes[i] for i in node.inputs], unit, shape))
         shapes = {"matrix": shape, "column": (*shape[:-1], 1)}

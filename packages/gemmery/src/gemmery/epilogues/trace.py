@@ -23,18 +23,28 @@ class BoundEpilogue(NamedTuple):
 class Epilogue:
     """A function of the sums of a product and of operands, traced when it is first used."""
 
+    # Recipes of products that came before (`api.epilogue_recipes`), where compiled code finds them: in the first slot.
+    __slots__ = ("recipes", "__dict__")  # noqa: RUF023
+
+    recipes: "tuple[bytes, ...]"
+
     def __init__(self, function: Callable[..., Any]) -> None:
         self.__doc__, self.__name__ = function.__doc__, getattr(function, "__name__", "epilogue")
         if isinstance(function, np.ufunc):
             function = _spelled(function)
-        parameters = inspect.signature(function).parameters.values()
+        try:
+            parameters = inspect.signature(function).parameters.values()
+        except (TypeError, ValueError) as error:  # of functions that are compiled
+            name = self.__name__
+            raise ArgumentError(f"epilogue {name} does not say what it takes: pass lambda c: {name}(c)") from error
         if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
             raise ArgumentError(f"epilogue {self.__name__} takes *args or **options: name each operand")
         self.function = function
         self.parameters = tuple(p.name for p in parameters)
+        self.by_name = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
         self.defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
         self._graphs: dict[int, EpilogueGraph] = {}
-        self.recipes: dict[Any, Any] = {}  # of products that came before (`api.epilogue_recipes`)
+        self.recipes = ()
 
     def __repr__(self) -> str:
         return f"<epilogue {self.__name__}({', '.join(self.parameters)})>"
@@ -44,12 +54,13 @@ class Epilogue:
 
         Raises ArgumentError for a name that is no parameter.
         """
-        unknown = [name for name in operands if name not in self.parameters]
-        if unknown:
-            raise ArgumentError(
-                f"epilogue {self.__name__} has no operand {unknown[0]!r}; it has {', '.join(self.parameters)}"
-            )
-        return BoundEpilogue(self, {**self.defaults, **operands} if self.defaults else operands)
+        for name in operands:
+            if name not in self.parameters:
+                raise ArgumentError(
+                    f"epilogue {self.__name__} has no operand {name!r}; it has {', '.join(self.parameters)}"
+                )
+        # As BoundEpilogue(self, ...), which takes 0.15 us longer.
+        return tuple.__new__(BoundEpilogue, (self, {**self.defaults, **operands} if self.defaults else operands))
 
     def graph(self, sums: int = 1) -> EpilogueGraph:
         """Return the graph of this function, whose first `sums` parameters are the sums of products.
@@ -68,8 +79,8 @@ class GraphEpilogue(Epilogue):
     """An epilogue that is a graph already, such as a gradient."""
 
     def __init__(self, name: str, graph: EpilogueGraph, sums: int) -> None:
-        self.__name__, self.function, self.defaults, self.recipes = name, self.__call__, {}, {}
-        self.parameters = (*(f"sum{i}" for i in range(sums)), *(operand.name for operand in graph.operands))
+        self.__name__, self.function, self.defaults, self.recipes = name, self.__call__, {}, ()
+        self.parameters = (*(f"sum.{i}" for i in range(sums)), *(operand.name for operand in graph.operands))
         self._graphs = {sums: graph}
 
 
@@ -106,12 +117,14 @@ def _traced(traced: Epilogue, sums: int) -> EpilogueGraph:
     symbols = [EpilogueSymbol(builder, builder.add("sum", value=str(i))) for i in range(sums)]
     operands = traced.parameters[sums:]
     symbols += [EpilogueSymbol(builder, builder.add("operand", value=operand)) for operand in operands]
-    result = traced.function(*symbols)
+    pairs = list(zip(traced.parameters, symbols, strict=True))
+    named = {parameter: symbol for parameter, symbol in pairs if parameter in traced.by_name}
+    result = traced.function(*(symbol for parameter, symbol in pairs if parameter not in named), **named)
     results = result if isinstance(result, tuple) else (result,)
     outputs = []
     for place, output in enumerate(results):
         which = f"output {place} of epilogue {name}" if len(results) > 1 else f"the result of epilogue {name}"
-        if not isinstance(output, EpilogueSymbol):
+        if not isinstance(output, EpilogueSymbol) or output.builder is not builder:
             raise ArgumentError(f"{line}{which} is {brief(output)}: return a number that depends on the sum")
         node = builder.nodes[output.number]
         if node.op in CONDITIONS:

@@ -119,9 +119,9 @@ def job(product: StaticProduct, how: Prepared, threads: int) -> StaticJob:
     return StaticJob(words, tuple(form.offsets()), swapped)
 
 
-def specialised(how: Prepared) -> Prepared | None:
+def specialized(how: Prepared) -> Prepared | None:
     """Return the kernel compiled for this shape alone, where it is faster than the one for every shape."""
-    plan = dispatch.specialised(how.problem)
+    plan = dispatch.specialized(how.problem)
     return None if plan is None else how._replace(plan=plan)
 
 
@@ -211,7 +211,7 @@ def _improve(product: StaticProduct, how: Prepared, count: int) -> None:
     """Compile the kernel for this shape in the background, where there is a faster one, and store its job."""
 
     def make() -> None:
-        better = specialised(how)
+        better = specialized(how)
         if better is not None:
             _entries[product, count] = entry = _entry(job(product, better, count))
             if threads.get() == count:

@@ -202,10 +202,7 @@ def _tree(levels: Callable[[int], list[list[bool]]]) -> Show:
         block = config["threads"]
         blocks, each = -(-n // block), levels(block)
         working = sum(any(lanes[first : first + WARP]) for lanes in each for first in range(0, block, WARP))
-        return {
-            "working_warps": blocks * working,
-            "divergent_warps": blocks * sum(divergent(lanes) for lanes in each),
-        }
+        return {"working_warps": blocks * working, "divergent_warps": blocks * sum(divergent(lanes) for lanes in each)}
 
     return Show(
         1 << 23, launch, lambda n, c: -(-n // c["threads"]), expected, counts, lambda n, c: n - n // c["threads"]
@@ -366,7 +363,7 @@ EXHIBITS = (
     ),
     _reduction(
         name="reduce_adjacent",
-        idea="a tree sum of neighbours",
+        idea="a tree sum of neighbors",
         lesson=(
             "At the first five levels every warp of the block works, with fewer of its lanes at each: a warp with one "
             "active lane costs as much as one with 32."
@@ -413,7 +410,7 @@ EXHIBITS = (
         name="copy_coalesced",
         idea="global memory copied with a stride: whole sectors move, and only parts of them are used",
         lesson=(
-            "Memory moves in sectors of 32 bytes. Neighbouring lanes that read neighbouring floats need 4 sectors per "
+            "Memory moves in sectors of 32 bytes. Neighboring lanes that read neighboring floats need 4 sectors per "
             "request; 8 floats apart, every lane needs its own sector and uses an eighth of it. Wider elements waste "
             "less."
         ),
@@ -424,7 +421,7 @@ EXHIBITS = (
     ),
     Exhibit(
         name="truncation",
-        idea="sums that stay in tensor cores are cut towards zero, and become too small",
+        idea="sums that stay in tensor cores are cut toward zero, and become too small",
         lesson=(
             "Tensor cores cut a sum to 24 bits; CUDA cores round it to the nearest such number. A cut makes a positive "
             "sum smaller, so errors add up as k grows. Errors of rounding have both signs and mostly cancel. The rungs "

@@ -192,13 +192,7 @@ def _in_parts(
 
 # ---- rows ----
 
-_split_rung = partial(
-    gpu_rung,
-    one_sided=True,
-    dtypes=("f32",),
-    refuses=_refuses,
-    expect={"local_requests": 0},
-)
+_split_rung = partial(gpu_rung, one_sided=True, dtypes=("f32",), refuses=_refuses, expect={"local_requests": 0})
 
 
 def _space(tiled: tuple[Instance, ...]) -> dict[str, tuple[int, ...]]:
@@ -219,7 +213,7 @@ SPLIT_FLOAT32 = (
             "A float32 is the sum of two numbers of 11 bits, almost. Three of their four products count, and tensor "
             "cores do 15 in half precision while CUDA cores do one. The low number is scaled by 2^11: otherwise it "
             "would be too small for the exponents of half precision, and lose bits. Tensor cores cut their sums "
-            "towards zero instead of rounding them, and cuts of positive sums add up as k grows. So CUDA cores take "
+            "toward zero instead of rounding them, and cuts of positive sums add up as k grows. So CUDA cores take "
             "the sum over every 64 of k and add it to theirs, rounded. Small elements beside large ones still lose "
             "bits: the pre-pass sees them, and the device takes three bfloat16 instead."
         ),

@@ -9,17 +9,7 @@ from gemmery.cuda.choose import complete
 from gemmery.cuda.choose.cost import quickest, quickest_split
 from gemmery.cuda.choose.data import MMA_F64, MMA_PIPELINED, MMA_SPLITS
 from gemmery.cuda.device import REGISTERS, THREADS, WARP
-from gemmery.cuda.geometry import (
-    Geometry,
-    access,
-    accesses,
-    contiguous,
-    instance,
-    layouts,
-    target,
-    template,
-    vector,
-)
+from gemmery.cuda.geometry import Geometry, access, accesses, contiguous, instance, layouts, target, template, vector
 from gemmery.errors import RefusedError
 from gemmery.ladder.gpu import gpu_rung, of_tiles, tensor_rung
 from gemmery.problem import Config, Problem

@@ -212,7 +212,7 @@ SPLIT = (
             "blocks of a cluster take a part of k of one tile each, send each other their sums through the shared "
             "memory of the cluster, and finish a part of the columns each: 2.18 rounds last 2.5. The hardware starts a "
             "cluster together and has a barrier for it, so nothing waits for a block that has not begun. k is split "
-            "at the end only: until then neighbours read the same parts of A and B out of the L2 cache."
+            "at the end only: until then neighbors read the same parts of A and B out of the L2 cache."
         ),
     ),
     gpu_rung(

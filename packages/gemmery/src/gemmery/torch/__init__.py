@@ -18,7 +18,7 @@ except ModuleNotFoundError as error:
         name="torch",
     ) from error
 
-from gemmery.torch import sharding
+from gemmery.torch import functions
 from gemmery.torch.aten import install, uninstall
 from gemmery.torch.epilogue_function import FusedProduct, fused
 from gemmery.torch.functions import grouped_mm, linear, matmul, quantized_linear
@@ -26,8 +26,8 @@ from gemmery.torch.modules import Linear, QuantizedLinear, plain_state_dict
 from gemmery.torch.quantization import quantize
 from gemmery.torch.replacing import Replacement, replace_linear
 
-sharding.register_flops()
-sharding.register()
+functions.register_flops()
+functions.register_sharding()
 
 __all__ = [
     "FusedProduct",

@@ -11,16 +11,16 @@ from torch.autograd.function import once_differentiable
 
 from gemmery import api, dtypes
 from gemmery.api import finished
-from gemmery.api.epilogue_terms import with_kinds
+from gemmery.api.epilogue_terms import sides_of, with_kinds
+from gemmery.api.opaque import opaque
 from gemmery.arrays import view
-from gemmery.epilogues.gradient import COTANGENT, gradient
+from gemmery.epilogues.gradient import COTANGENT, SUM, gradient
 from gemmery.epilogues.graph import EpilogueGraph, GraphBuilder, GraphOutput
 from gemmery.epilogues.trace import Epilogue, GraphEpilogue, epilogue
-from gemmery.errors import ArgumentError
+from gemmery.errors import ArgumentError, brief
 from gemmery.torch.gradients import rows
 
 _Function: Any = torch.autograd.Function
-_as_it_is: Callable[[Callable[..., Any]], Callable[..., Any]] = torch.compiler.disable
 
 
 class FusedProduct:
@@ -31,7 +31,7 @@ class FusedProduct:
         self.__name__, self.__doc__ = self.epilogue.__name__, self.epilogue.__doc__
         self._forward: dict[int, Epilogue] = {}
 
-    @_as_it_is
+    @opaque
     def __call__(self, x: Any, weight: Any, **operands: Any) -> Any:
         """Return the epilogue's results for x @ weight, or for x @ weight[0] and x @ weight[1]; all have gradients.
 
@@ -41,24 +41,34 @@ class FusedProduct:
         Raises the errors of `gemmery.matmul`, and ArgumentError for a weight that is no matrix.
         """
         weights = weight if isinstance(weight, tuple) else (weight,)
-        if any(w.ndim != 2 for w in weights):
-            raise ArgumentError(f"weight has {weights[0].ndim} dimensions, and fused multiplies by a matrix: (k, n)")
+        for z in (x, *weights):
+            if not isinstance(z, torch.Tensor) or (z is x and not z.ndim) or (z is not x and z.ndim != 2):
+                raise ArgumentError(f"{brief(z)}: fused multiplies tensors, an x of (..., k) by weights of (k, n)")
         function, values = finished.bound(self.epilogue(**operands), None)
         names = function.parameters[len(weights) :]
         missing = [name for name in names if name not in values]
         if missing:
             raise ArgumentError(f"{self.__name__} has no value for its operand {missing[0]!r}: pass {missing[0]}=...")
+        if x.ndim > 2 and any(node.op == "row_index" for node in function.graph(len(weights)).nodes):
+            raise ArgumentError(
+                f"{self.__name__} reads gm.row_index, and x has {x.ndim} dimensions, multiplied as rows of one "
+                "matrix: pass numbers of rows as an operand, (m, 1)"
+            )
         flat = rows(x)
-        inputs = [self._flat(values[name], x) for name in names]
+        inputs = [self._flat(name, values[name], x) for name in names]
         result = _FusedFunction.apply(self, len(weights), flat, *weights, *inputs)
         results = result if isinstance(result, tuple) else (result,)
         shaped = tuple(y.reshape(*x.shape[:-1], y.shape[-1]) for y in results)
         return shaped if len(shaped) > 1 else shaped[0]
 
-    def _flat(self, value: Any, x: Any) -> Any:
-        """Return an operand of (..., m, n) as (rows, n)."""
-        if not isinstance(value, torch.Tensor) or value.ndim <= 2:
+    def _flat(self, name: str, value: Any, x: Any) -> Any:
+        """Return an operand that broadcasts to (..., m, n) as (rows, n). Raises ShapeError for one that does not."""
+        if not isinstance(value, torch.Tensor) or x.ndim <= 2:
             return value
+        if value.numel() == value.shape[-1:].numel():  # one row for all
+            return value.reshape(-1)
+        *batch, m = x.shape[:-1]
+        sides_of(name, tuple(value.shape), tuple(batch), m, value.shape[-1])
         return rows(value.expand(*x.shape[:-1], value.shape[-1]))
 
 
@@ -101,7 +111,7 @@ class _FusedFunction(_Function):
         arrays = {name: x.detach() if isinstance(x, torch.Tensor) else x for name, x in operands.items()}
         _, _, of_x, *others = ctx.needs_input_grad
         needed_names = {name for name, needed in zip(names, others[count:], strict=True) if needed}
-        needed_names |= {f"sum{i}" for i in range(count) if of_x or others[i]}
+        needed_names |= {f"{SUM}{i}" for i in range(count) if of_x or others[i]}
         derived, outputs = _derived(graph, frozenset(needed_names)) if needed_names else (graph, ())
         reads = bool(needed_names) and any(node.op == "sum" for node in derived.nodes)
         keeps = reads and not fused.recompute
@@ -146,7 +156,7 @@ class _FusedFunction(_Function):
         grad_x: Any = None
         grad_weights: list[Any] = []
         for i, weight in enumerate(weights):
-            of_sum: Any = by_name.get(f"sum{i}")
+            of_sum: Any = by_name.get(f"{SUM}{i}")
             if of_sum is not None and ctx.needs_input_grad[2]:
                 part = multiply(of_sum, weight.mT)
                 grad_x = part if grad_x is None else grad_x + part

@@ -1,4 +1,4 @@
-"""Weights as small integers: each group of neighbouring columns of a row has a factor of its own.
+"""Weights as small integers: each group of neighboring columns of a row has a factor of its own.
 
 A weight of n rows and k columns becomes two tensors:
 

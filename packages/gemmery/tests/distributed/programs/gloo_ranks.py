@@ -16,8 +16,9 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 import gemmery.distributed as gd
 from gemmery.distributed import layouts
 from gemmery.distributed.overlap import exchange
-from gemmery.errors import ShapeError
-from parts_of_matrices import joined, parts
+from gemmery.distributed.plan import plan as planned
+from gemmery.errors import GemmeryError, ShapeError
+from parts_of_matrices import joined, parts, uneven
 
 PLACES = (Shard(0), Shard(1), Replicate(), Partial())
 
@@ -56,6 +57,36 @@ def products(rank, ranks):
         found = exchange(dist.group.WORLD)(c.to_local().double().numpy())
         np.testing.assert_array_equal(joined(found, plan.out, np.float64), whole[0] @ whole[1])
         assert torch.equal(gd.matmul(a, b).to_local(), c.to_local())
+
+    world, rows, whole = dist.group.WORLD, gd.Shard(0), gd.Replicate()
+    x, w = torch.ones(2, 6), torch.ones(6, 5)
+    assert gd.matmul(x, w, group=world, placements=(rows, whole)).shape == (2, 5)
+    mine = rank == ranks - 1
+    for operand, places in (
+        (x.numpy() if mine else x, (rows, whole)),
+        (x, "ab" if mine else (rows, whole)),
+        (x.clone().requires_grad_(mine), (rows, whole)),
+    ):
+        with pytest.raises(GemmeryError, match=f"rank {ranks - 1}: "):
+            gd.matmul(operand, w, group=world, placements=places)
+
+
+def pairs(rank, ranks):
+    """Parts of any sizes, also none, in every pair of placements on a row of ranks and on two rows."""
+    mine = ours(PLACES)
+    rng = np.random.default_rng(11)
+    results, checks = [], []
+    for mesh in ((ranks,), (2, ranks // 2)):
+        for seed, (of_a, of_b) in enumerate(product(product(mine, repeat=len(mesh)), repeat=2)):
+            m, n, k = (int(x) for x in rng.integers(0, 2 * ranks, 3))
+            whole = [rng.integers(-3, 4, shape).astype(np.float32) for shape in ((m, k), (k, n))]
+            held = [uneven(x.shape, mesh, places, seed) for x, places in zip(whole, (of_a, of_b), strict=True)]
+            a, b = (torch.from_numpy(parts(x, layout, rng)[rank]) for x, layout in zip(whole, held, strict=True))
+            results.append(gd.matmul(a, b, placements=(of_a, of_b), mesh=mesh).numpy())
+            checks.append((planned(*held, "f32", speeds=gd.CORE).out, whole[0] @ whole[1]))
+    for found, (layout, want) in zip(zip(*exchange(dist.group.WORLD)(results), strict=True), checks, strict=True):
+        np.testing.assert_array_equal(joined(found, layout, np.float32), want)
+    assert len(checks) == 16 + 256
 
 
 def overlapped(rank, ranks):

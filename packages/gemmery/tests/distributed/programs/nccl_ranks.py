@@ -1,13 +1,21 @@
 """One rank of an NCCL group on one host, started by torchrun: the overlapped products through peers' memory.
 
-Operands are integers so small that every sum is exact. It exits with 0 if all its checks hold.
+With the argument "inside" the gather is one launch that waits for rows, where there is one for a shape.
+
+Operands are integers so small that every sum is exact. It exits with 0 if all its checks hold. Each rank says what it
+has done, and after LIMIT seconds where each of its threads is: kernels are compiled at first, for each of the shapes.
 """
+
+import faulthandler
+import sys
+import time
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 import gemmery.distributed as gd
-from gemmery.distributed import peers
+from gemmery.distributed import arriving, peers
 
 CASES = [  # rows of each rank, taken in turn, then n and k of one rank
     ([64, 64], 256, 128),
@@ -16,6 +24,14 @@ CASES = [  # rows of each rank, taken in turn, then n and k of one rank
     ([300, 212], 520, 264),
     ([2048, 2048], 4096, 4096),
 ]
+
+
+LIMIT = 200
+START = time.perf_counter()
+
+
+def say(rank, *words):
+    sys.stderr.write(f"rank {rank}, {time.perf_counter() - START:.1f} s: {' '.join(map(str, words))}\n")
 
 
 def integers(seed, *shape):
@@ -50,6 +66,7 @@ def calls(rank, ranks, make, call):
     for shape, n, k in CASES:
         rows = [shape[other % 2] for other in range(ranks)]
         operands = [make(rank, rows, n, k, turn) for turn in range(6)]
+        say(rank, call.__name__, rows, n, k)
         results = [call(x, w, rows=rows) for _ in range(3) for x, w, *_ in operands]
         for result, (_, _, want, bound) in zip(results, operands * 3, strict=True):
             assert bool(((result.double() - want.double()).abs() <= bound).all()), (call, rows, n, k)
@@ -61,6 +78,7 @@ def replays(rank, ranks, make, call):
     x, w, *_ = make(rank, rows, n, k, 0)
     call(x, w, rows=rows)
     torch.cuda.synchronize()
+    say(rank, call.__name__, "is captured")
     dist.barrier()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -76,14 +94,25 @@ def replays(rank, ranks, make, call):
         assert bool(((result.double() - want.double()).abs() <= bound).all()), call
 
 
+def launches_of(space):
+    return getattr(space, "_launches", {}).values()
+
+
 def main():
-    dist.init_process_group("nccl")
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    faulthandler.dump_traceback_later(LIMIT, exit=True)
+    rank = dist.get_node_local_rank()
     torch.cuda.set_device(rank)
+    # A signal that does not come is an error after this time, and not after the ten minutes of NCCL.
+    limit = timedelta(seconds=120)
+    dist.init_process_group("nccl", device_id=torch.device("cuda", rank), timeout=limit)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    arriving.INSIDE = "inside" in sys.argv
     for make, call in ((gathered, gd.all_gather_matmul), (scattered, gd.matmul_reduce_scatter)):
         calls(rank, ranks, make, call)
         replays(rank, ranks, make, call)
     assert any(spaces.get("peers") for spaces in peers._spaces.values()), "the devices reach each other's memory"
+    kept = [launch for spaces in peers._spaces.values() for s in spaces.values() for launch in launches_of(s)]
+    assert any(kept) is arriving.INSIDE
     dist.barrier()
     dist.destroy_process_group()
 

@@ -31,6 +31,7 @@ inline Call python = nullptr;
 inline sigjmp_buf out;
 inline int status = 0;
 inline long long fault = 0;
+inline thread_local bool inside = false;  // of a call of Python's
 constexpr long long STOP = -(1ll << 62);  // what Python answers after an error of its own
 
 [[noreturn]] inline void leave(int code) {
@@ -48,7 +49,9 @@ template <class... T> long long call(const char* what, T... values) {
   long long words[] = {word(values)..., 0};
   fflush(stdout);
   std::cout.flush();
+  inside = true;
   const long long answer = python(what, words, sizeof...(T));
+  inside = false;
   if (answer == STOP) leave(0);
   return answer;
 }
@@ -430,19 +433,46 @@ inline void caught(int, siginfo_t* info, void*) {
   fault = reinterpret_cast<long long>(info->si_addr) | 1ll << 62;
   leave(139);
 }
+
+// Ends main(), by Ctrl-C or after its time: from the program's own code, as malloc() has locks that would stay closed,
+// or from elsewhere if it is there each time, in a call that waits.
+inline struct sigaction before[4];
+inline uintptr_t begin, end;
+inline int elsewhere = 0;
+inline void stopped(int number, siginfo_t*, void* context) {
+  uintptr_t at = begin;
+#if defined(__linux__) && defined(__x86_64__)
+  at = static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_RIP];
+#elif defined(__linux__) && defined(__aarch64__)
+  at = static_cast<ucontext_t*>(context)->uc_mcontext.pc;
+#endif
+  if (inside && number == SIGINT && before[2].sa_handler > SIG_IGN) before[2].sa_handler(number);
+  if (inside || ((at < begin || at >= end) && number != SIGINT && ++elsewhere < 100)) return;
+  fault = number;
+  leave(128 + number);
+}
 }  // namespace gemmery
+#ifdef __linux__
+extern "C" __attribute__((visibility("hidden"))) char _end[];  // of this library
+#else
+static char _end[1];
+#endif
 extern "C" __attribute__((used, visibility("default"))) inline int gemmery_run(
     gemmery::Call python, int (*entry)(int, char**), int count, char** words, long long* fault) {
   gemmery::python = python;
-  struct sigaction before[2], action;
-  memset(&action, 0, sizeof action);
-  action.sa_sigaction = gemmery::caught;
-  action.sa_flags = SA_SIGINFO | SA_NODEFER;
-  sigaction(SIGSEGV, &action, &before[0]);
-  sigaction(SIGBUS, &action, &before[1]);
+  const int numbers[4] = {SIGSEGV, SIGBUS, SIGINT, SIGVTALRM};
+  Dl_info here;
+  gemmery::begin = dladdr(reinterpret_cast<void*>(entry), &here) ? reinterpret_cast<uintptr_t>(here.dli_fbase) : 0;
+  gemmery::end = reinterpret_cast<uintptr_t>(_end);
+  for (int each = 0; each < 4; each++) {
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_sigaction = each < 2 ? gemmery::caught : gemmery::stopped;
+    action.sa_flags = SA_SIGINFO | SA_NODEFER;
+    sigaction(numbers[each], &action, &gemmery::before[each]);
+  }
   if (!sigsetjmp(gemmery::out, 1)) gemmery::status = entry(count, words);
-  sigaction(SIGSEGV, &before[0], nullptr);
-  sigaction(SIGBUS, &before[1], nullptr);
+  for (int each = 0; each < 4; each++) sigaction(numbers[each], &gemmery::before[each], nullptr);
   fflush(stdout);
   std::cout.flush();
   *fault = gemmery::fault;

@@ -42,17 +42,26 @@ inline bool getCmdLineArgumentString(int count, const char** words, const char* 
   *to = const_cast<char*>(gemmery_flag(count, words, flag));
   return *to;
 }
-struct StopWatchInterface { double total, begin; };
 inline double gemmery_now() {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
-inline bool sdkCreateTimer(StopWatchInterface** timer) { *timer = new StopWatchInterface{}; return true; }
+struct StopWatchInterface {
+  double total = 0, begin = 0;
+  int sessions = 0;
+  void start() { begin = gemmery_now(); }
+  void stop() { total += gemmery_now() - begin, sessions++; }
+  void reset() { *this = {0, gemmery_now(), 0}; }
+  float getTime() { return static_cast<float>(total); }
+  float getAverageTime() { return sessions ? getTime() / sessions : 0; }
+};
+typedef StopWatchInterface StopWatchLinux;
+inline bool sdkCreateTimer(StopWatchInterface** timer) { *timer = new StopWatchInterface; return true; }
 inline bool sdkDeleteTimer(StopWatchInterface** timer) { delete *timer; return true; }
-inline bool sdkStartTimer(StopWatchInterface** timer) { (*timer)->begin = gemmery_now(); return true; }
-inline bool sdkStopTimer(StopWatchInterface** timer) { (*timer)->total += gemmery_now() - (*timer)->begin; return true; }
-inline bool sdkResetTimer(StopWatchInterface** timer) { **timer = {0, gemmery_now()}; return true; }
-inline float sdkGetTimerValue(StopWatchInterface** timer) { return static_cast<float>((*timer)->total); }
-inline float sdkGetAverageTimerValue(StopWatchInterface** timer) { return static_cast<float>((*timer)->total); }
+inline bool sdkStartTimer(StopWatchInterface** timer) { (*timer)->start(); return true; }
+inline bool sdkStopTimer(StopWatchInterface** timer) { (*timer)->stop(); return true; }
+inline bool sdkResetTimer(StopWatchInterface** timer) { (*timer)->reset(); return true; }
+inline float sdkGetTimerValue(StopWatchInterface** timer) { return (*timer)->getTime(); }
+inline float sdkGetAverageTimerValue(StopWatchInterface** timer) { return (*timer)->getAverageTime(); }
 template <class T> bool compareData(const T* x, const T* y, unsigned count, T least, float) {
   for (unsigned each = 0; each < count; each++)
     if (!(std::abs(double(x[each]) - double(y[each])) <= least)) return false;

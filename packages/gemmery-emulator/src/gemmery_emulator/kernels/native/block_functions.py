@@ -14,11 +14,21 @@ from typing import Any
 
 import numpy as np
 
+from gemmery.banks import WARP
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.ir_types import SIZES, vector
 from gemmery_emulator.kernels.native.block_operations import TYPES, emit, flipped, lanes
-from gemmery_emulator.kernels.native.frames import ACCESS, CONTEXT, LANES, WORD, FrameFields, leave
-from gemmery_emulator.kernels.native.translation import BlockParameter, Compute, Move, Translation
+from gemmery_emulator.kernels.native.frames import ACCESS, CONTEXT, LANES, WORD, FrameFields
+from gemmery_emulator.kernels.native.translation import (
+    AsyncCopy,
+    BlockParameter,
+    Compute,
+    CopyGroup,
+    Form,
+    Move,
+    Translation,
+    WarpExchange,
+)
 from gemmery_emulator.op import NUMPY, STORED
 from gemmery_emulator.ptx import Address, Immediate, Not, Operand, Register, Special, Symbol, names_of
 from gemmery_emulator.steps import constant
@@ -49,7 +59,6 @@ class _Function:
         forms = translation.forms
         cuts = [index for index in range(block.first, last) if not isinstance(forms[index], Compute | BlockParameter)]
         params = (("ptr", "ctx"), ("ptr", "mask"), ("i64", "start"))
-        self._pointers: dict[int, Value] = {}
         with module.function(f"block_{number}", *params, returns="i64") as f:
             self._f, self._fields = f, FrameFields(f, f["ctx"], CONTEXT)
             f._slots.append(f"  %context_registers = getelementptr i8, ptr %ctx, i64 {self._at('registers')}")
@@ -63,31 +72,34 @@ class _Function:
                     f.line(f"br label %from{start}")
                 f._label(f"from{start}")
                 form = forms[stop] if stop < last else None
-                ends = stop == last
-                self._compute(range(start, stop), form if isinstance(form, Move) else None, ends)
-                if ends:
+                self._compute(range(start, stop), form, stop == last)
+                if stop == last:
                     f.ret(f.index(0))
-                elif isinstance(form, Move):
-                    self._access(stop, form)
+                elif isinstance(form, WarpExchange):
+                    self._exchange(form)
+                elif form is None:
+                    self._fields.leave(stop + 1)
                 else:
-                    leave(f, stop + 1)
+                    self._call(stop)
+                    if isinstance(form, Move) and not translation.registers_of(form):
+                        self._convert(form)
 
     def _at(self, name: str) -> int:
         return WORD * CONTEXT.index(name)
 
-    def _access(self, index: int, move: Move) -> None:
+    def _call(self, index: int) -> None:
+        """Call the function of an access, which checks and counts it, and moves its data as far as nothing converts."""
         f, fields = self._f, self._fields
-        desc = fields.pointer("access") + 0
-        table = f.load("ptr", desc, 8)  # the function's address, then the records
-        record = desc + WORD * (1 + len(ACCESS) * self._translation.number[index])
-        passed = f.result_of(table, "i64", f["ctx"], record, f["mask"])
+        record = fields.pointer("access") + WORD * len(ACCESS) * self._translation.number[index]
+        slot = self._translation.address_slot(self._translation.forms[index])
+        f.store(fields.pointer("own_addresses") if slot is None else self.pointer(slot), fields.at("addresses"), 8)
+        passed = f.result_of(f.load("ptr", record, 8), "i64", f["ctx"], record, f["mask"])
         with f.if_(passed.differs(0)):
-            leave(f, index + 1)
-        if self._translation.registers_of(move):
-            return  # the check has moved the data, too
-        dtype = NUMPY[move.kind]
-        element = TYPES[dtype]
-        size = SIZES[element]
+            self._fields.leave(index + 1)
+
+    def _convert(self, move: Move) -> None:
+        """Move the data of an access that has passed, of another size than the registers."""
+        f, fields, element = self._f, self._fields, TYPES[NUMPY[move.kind]]
         addresses = fields.pointer("addresses")
         memory, bases = fields.pointer(move.space if move.space == "shared" else "memory"), fields.pointer("bases")
         with self._group() as group:
@@ -96,61 +108,86 @@ class _Function:
             if move.space == "shared":
                 at = at + f.load(wide, bases + group.t * WORD)
             for number, operand in enumerate(move.elements):
-                where = at + number * size if number else at
-                pointers = f.emit(lanes("ptr"), f"getelementptr i8, {memory}, {where}")
+                places = f.emit(lanes("ptr"), f"getelementptr i8, {memory}, {at + number * SIZES[element]}")
                 if move.stores:
-                    value = group.read(operand, move.kind)
-                    name = f"llvm.masked.scatter.v{LANES}{_suffix(element)}.v{LANES}p0"
-                    f.module.declare(f"declare void @{name}({value.type}, {pointers.type}, i32, {group.mask.type})")
-                    f.line(f"call void @{name}({value}, {pointers}, i32 {size}, {group.mask})")
+                    f.scatter(group.read(operand, move.kind), places, group.mask)
                 else:
-                    type_ = lanes(element)
-                    name = f"llvm.masked.gather.v{LANES}{_suffix(element)}.v{LANES}p0"
-                    f.module.declare(f"declare {type_} @{name}({pointers.type}, i32, {group.mask.type}, {type_})")
-                    text = f"call {type_} @{name}({pointers}, i32 {size}, {group.mask}, {type_} zeroinitializer)"
-                    group.write(operand, move.kind, f.emit(type_, text))
+                    group.write(operand, move.kind, f.gather(lanes(element), places, group.mask))
             group.finish(None)
 
-    def _compute(self, indices: range, move: Move | None, ends: bool) -> None:
-        """Compute up to an access, with its addresses, or up to the end, with whom the branch takes."""
+    def _exchange(self, form: WarpExchange) -> None:
+        """Let the lanes of each warp exchange what they hold."""
+        f = self._f
+        with self._group() as group:
+            held = group.pointer("own_addresses") + (group.t & -WARP) * _held_size(form)
+            values = [group.read(*source) for source in form.sources]
+            results: Any = form.emit(f, held, group.t, *values)
+            results = results if isinstance(results, tuple) else (results,)
+            for target, result in zip(form.targets, results, strict=False):
+                group.write(*target, result)
+            group.finish(None)
+
+    def _compute(self, indices: range, form: Form | None, ends: bool) -> None:
+        """Compute up to an access, with what that needs, or up to the end, with whom the branch takes."""
         f, block = self._f, self._block
         guard = self._instructions[block.last - 1].guard if ends and block.way in ("branch", "exit") else None
-        if not indices and move is None and guard is None:
+        ready = form is None or isinstance(form, CopyGroup) or self._translation.address_slot(form) is not None
+        if not indices and guard is None and ready:
             return
         with self._group() as group:
             for index in indices:
-                form = self._translation.forms[index]
-                if isinstance(form, BlockParameter):
-                    self._parameter(group, form)
-                    continue
-                assert isinstance(form, Compute)
-                values = [group.read(*source) for source in form.sources]
-                extra = () if form.constant is None else (form.constant,)
-                results: Any = form.emit(f, *values, *extra)
-                results = results if isinstance(results, tuple) else (results,)
-                for (target, kind), result in zip(form.targets, results, strict=True):
-                    group.write(target, kind, result)
-            if move is not None:
-                f.store(group.address(move.place), self._fields.pointer("addresses") + group.t * WORD)
+                self.instruction(group, self._translation.forms[index])
+            self._hand_over(group, form)
             if guard is not None:
                 goes = group.read(guard, "pred")
                 if self._instructions[block.last - 1].negated:
                     goes = flipped(f, goes)
-                f.store(f.convert("zext", goes, "i8"), self._fields.pointer("goes") + group.t)
+                f.store(f.convert("zext", goes, "i8"), group.pointer("goes") + group.t)
             group.finish(self._private(indices))
 
-    def _parameter(self, group: _Group, form: BlockParameter) -> None:
-        f, element = self._f, TYPES[NUMPY[form.kind]]
-        for number, operand in enumerate(form.elements):
-            at = self._fields.pointer("parameters") + (form.offset + number * SIZES[element])
-            group.write(operand, form.kind, f.broadcast(f.load(element, at), LANES))
+    def instruction(self, group: _Group, form: Form | None) -> None:
+        f = self._f
+        if isinstance(form, BlockParameter):
+            element = TYPES[NUMPY[form.kind]]
+            for number, operand in enumerate(form.elements):
+                at = group.pointer("parameters") + (form.offset + number * SIZES[element])
+                group.write(operand, form.kind, f.broadcast(f.load(element, at), LANES))
+            return
+        assert isinstance(form, Compute)
+        values = [group.read(*source) for source in form.sources]
+        results: Any = form.emit(f, *values, *(() if form.constant is None else (form.constant,)))
+        results = results if isinstance(results, tuple) else (results,)
+        for target, result in zip(form.targets, results, strict=True):
+            group.write(*target, result)
+
+    def _hand_over(self, group: _Group, form: Form | None) -> None:
+        """Store what an access or an exchange takes: addresses, who reads, or what each lane holds."""
+        f = self._f
+        moves = (form,) if isinstance(form, Move) else form.ends[::-1] if isinstance(form, AsyncCopy) else ()
+        moves = () if self._translation.address_slot(form) is not None else moves
+        for move, name in zip(moves, ("own_addresses", "sources"), strict=False):
+            f.store(group.address(move.place), group.pointer(name) + group.at(WORD))
+        if isinstance(form, AsyncCopy):
+            reads = f.const(lanes("i8"), 1)  # 0 for nothing, 3 for some bytes
+            if form.size is not None:
+                size = group.read(*form.size)
+                if form.size[1] == "pred":
+                    reads = f.convert("zext", flipped(f, size), "i8")
+                else:
+                    whole = emit(f, "icmp uge", lanes("i1"), size, f.const(size.type, form.ends[0].width))
+                    reads = f.select(size.equals(0), f.zero(reads.type), f.select(whole, reads, f.const(reads.type, 3)))
+            f.store(reads, group.pointer("reads") + group.t)
+        elif isinstance(form, WarpExchange):
+            value = group.read(*form.held)
+            value = f.convert("zext", value, "i8") if form.held[1] == "pred" else value
+            f.store(value, group.pointer("own_addresses") + group.at(_held_size(form)))
 
     def _private(self, indices: range) -> set[int]:
         """Return the slots of registers that only these instructions name, and write first."""
         translation, inside, first = self._translation, Counter[int](), dict[int, bool]()
         for index in indices:
-            form, instruction = translation.forms[index], self._instructions[index]
-            slots = translation.slots(instruction)
+            form = translation.forms[index]
+            slots = translation.slots(index)
             inside.update(slots)
             sources = form.sources if isinstance(form, Compute) else ()
             read = {translation.program.slots.get(name) for name in names_of([each for each, _ in sources])}
@@ -162,13 +199,8 @@ class _Function:
         return _Group(self._translation, self._f, self)
 
     def pointer(self, slot: int) -> Value:
-        """Return the address of a register's values."""
-        if slot not in self._pointers:
-            f = self._f
-            f._slots.append(f"  %slot{slot} = getelementptr i8, ptr %registers, i64 {WORD * slot}")
-            f._slots.append(f"  %values{slot} = load ptr, ptr %slot{slot}, align 8")
-            self._pointers[slot] = Value(f, "ptr", f"%values{slot}")
-        return self._pointers[slot]
+        """Load the address of a register's values."""
+        return self._f.load("ptr", Value(self._f, "ptr", "%registers") + WORD * slot, 8)
 
 
 class _Group:
@@ -178,10 +210,13 @@ class _Group:
         self._translation, self._f, self._function = translation, f, function
         self._values: dict[int, dict[str, Value]] = {}  # by slot and NumPy type
         self._written: list[int] = []
+        self._ahead = list[str]()  # what comes before the loop
+        self._pointers: dict[int | str, Value] = {}
+        self._offsets: dict[int, Value] = {}
 
     def __enter__(self) -> _Group:
         f = self._f
-        threads = self._function._fields.get("threads")
+        threads, self._start = self._function._fields.get("threads"), len(f._lines)
         self._loop = f.loop(0, threads, LANES)
         self.t = self._loop.__enter__()
         flags = f.load(vector(LANES, "i8"), f["mask"] + self.t)
@@ -193,15 +228,33 @@ class _Group:
     def __exit__(self, *rest: Any) -> None:
         self._some.__exit__(None, None, None)
         self._loop.__exit__(None, None, None)
+        self._f._lines[self._start : self._start] = self._ahead
+
+    def pointer(self, of: int | str) -> Value:
+        """Return the address of a register's values, or one of the launch, loaded once for all threads."""
+        if of not in self._pointers:
+            self._f._lines, lines = self._ahead, self._f._lines
+            load = self._function._fields.pointer if isinstance(of, str) else self._function.pointer
+            self._pointers[of] = load(of)  # type: ignore[arg-type]
+            self._f._lines = lines
+        return self._pointers[of]
+
+    def at(self, size: int) -> Value:
+        """Return the offset of the threads' values of so many bytes."""
+        if size not in self._offsets:
+            self._offsets[size] = self.t * size
+        return self._offsets[size]
 
     def _of(self, slot: int, dtype: str) -> Value:
         """Return the values of a register as a NumPy type."""
         f, stored = self._f, self._translation.stored[slot]
         known = self._values.setdefault(slot, {})
+        if not known and slot in self._translation.uniform:  # cheaper computed again than loaded
+            written = [*self._written]
+            self._function.instruction(self, self._translation.forms[self._translation.uniform[slot]])
+            self._written, known = written, self._values[slot]
         if not known:
-            stored_lanes = f.load(
-                lanes(memory_type(stored)), self._function.pointer(slot) + self.t * SIZES[memory_type(stored)]
-            )
+            stored_lanes = f.load(lanes(memory_type(stored)), self.pointer(slot) + self.at(SIZES[memory_type(stored)]))
             known[stored] = (
                 emit(f, "icmp ne", lanes("i1"), stored_lanes, f.zero(stored_lanes.type))
                 if stored == "?"
@@ -262,18 +315,11 @@ class _Group:
             if private is not None and slot in private:
                 continue
             stored = self._translation.stored[slot]
-            place = self._function.pointer(slot) + self.t * SIZES[memory_type(stored)]
+            place = self.pointer(slot) + self.at(SIZES[memory_type(stored)])
             value = self._values[slot][stored]
             stored_lanes.append((place, f.convert("zext", value, "i8") if stored == "?" else value))
-        if not stored_lanes:
-            return
-        # A store with a mask costs more than a branch around a plain one.
-        with f.if_(f.bitcast(self.mask, f"i{LANES}").equals(-1)):
-            for place, value in stored_lanes:
-                f.store(value, place)
-        with f.else_():
-            for place, value in stored_lanes:
-                f.store(f.select(self.mask, value, f.load(value.type, place)), place)
+        for place, value in stored_lanes:
+            f.store(f.select(self.mask, value, f.load(value.type, place)), place)
 
 
 def viewed(f: Function, value: Value, stored: str, dtype: str) -> Value:
@@ -301,5 +347,6 @@ def _splat(f: Function, number: Any, dtype: str) -> Value:
     return f.const(lanes(type_), int(number))
 
 
-def _suffix(element: str) -> str:
-    return {"float": "f32", "double": "f64"}.get(element, element)
+def _held_size(form: WarpExchange) -> int:
+    """Return the bytes of what a lane holds."""
+    return SIZES[memory_type(NUMPY[form.held[1]])]

@@ -1,7 +1,7 @@
 """Instructions that only compute, as code for a vector of threads, with the bits of their meanings in NumPy.
 
 An instruction without an entry here stays with NumPy. So do those with `.ftz`, `.sat` and directed roundings, those of
-half precision, and functions that NumPy computes by its own approximation. The payloads of NaNs are not modelled there.
+half precision, and functions that NumPy computes by its own approximation. The payloads of NaNs are not modeled there.
 """
 
 from __future__ import annotations
@@ -95,6 +95,8 @@ def _integer(name: str, words: Sequence[str], kind: str) -> Emit | None:
         return _selp
     if name in ("div", "rem"):
         return _divide(name, signed)
+    if name in ("bfi", "bfe") and kind[1:] in ("32", "64"):
+        return _field(name, kind)
     if name in ("popc", "clz", "brev") and kind == "b32":
         return _counted(name)
     return None
@@ -144,6 +146,26 @@ def _shift(name: str, kind: str) -> Emit:
         text = "shl" if name == "shl" else "ashr" if signed else "lshr"
         value = emit(f, text, a.type, a, near)
         return value if text == "ashr" else f.select(beyond, f.zero(a.type), value)
+
+    return shifted
+
+
+def _field(name: str, kind: str) -> Emit:
+    """Insert bits into a number, or extract them: `length` of them at bit `start`; of 32 bits both are bytes."""
+    left, right, bits = _shift("shl", kind), _shift("shr", kind), int(kind[1:])
+
+    def shifted(f: Function, a: Value, *others: Value) -> Value:
+        start, length = (x & 255 if bits == 32 else x for x in others[-2:])
+        inside = left(f, f.const(a.type, 1), length) - 1
+        if name == "bfi":
+            field = left(f, inside, start)
+            return (left(f, a, start) & field) | (others[0] & flipped(f, field))
+        result = right(f, a, start) & inside
+        if kind[0] == "u":
+            return result
+        last = f.overloaded("llvm.umin", start, f.const(start.type, bits)) + length - 1
+        sign = f.select(length.equals(0), f.zero(a.type), 0 - (right(f, a, last) & 1))
+        return result | (sign & flipped(f, inside))
 
     return shifted
 
@@ -320,7 +342,7 @@ def _convert(words: Sequence[str]) -> Emit | None:
 
 
 def _cut(to: str, of: str) -> Emit:
-    """Round towards zero and clamp; NaN is 0, of f64 the number with only the top bit set."""
+    """Round toward zero and clamp; NaN is 0, of f64 the number with only the top bit set."""
     low, high = (-(2.0**31), 2.0**31) if to == "s32" else (0.0, 2.0**32)
     least, most = (-(2**31), 2**31 - 1) if to == "s32" else (0, -1)
 

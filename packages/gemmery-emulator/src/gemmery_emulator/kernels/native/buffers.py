@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 
 import numpy as np
+from numpy.typing import NDArray
 
-from gemmery_emulator.kernels.native.frames import ENTRIES, ENTRY, FLAGS, SLOTS
+from gemmery_emulator.kernels.native.frames import ENTRIES, ENTRY, FLAGS, SLOTS, WIDEST
 
 KEPT = 2  # sets of arrays that wait for the next chunk
 LINE = 64  # bytes of a line of a cache
@@ -27,12 +28,21 @@ class Buffers:
         self.places = np.zeros(threads, np.int32)
         self.mask, self.ran, self.goes = np.zeros((3, threads + FLAGS), np.uint8)
         self.full = np.ones(threads + FLAGS, np.uint8)
-        self.addresses, self.bases = np.zeros((2, threads), np.int64)
+        self.addresses, self.sources, self.bases = np.zeros((3, threads), np.int64)
+        self.reads = np.zeros(threads, np.uint8)
+        self._copies: tuple[NDArray[np.int64], NDArray[np.uint8]] | None = None
         self.lanes, self.every_lane = np.zeros(threads + 1, np.int32), np.arange(threads, dtype=np.int32)
         self.touched = np.empty((4, 32 * threads), np.int64)
         self.entries = np.zeros((ENTRIES + 1, ENTRY), np.int64)
         self.slots = np.zeros(SLOTS, np.int32)
-        self.found = np.zeros(threads // 32, np.int64)
+        self.found, self.read_found = np.zeros((2, threads // 32), np.int64)
+
+    def copies(self, room: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+        """Return where the bytes of so many copies go, and the bytes."""
+        if self._copies is None:
+            rows = np.empty((room, self.threads), np.int64), np.empty((room, self.threads * WIDEST), np.uint8)
+            self._copies = rows
+        return self._copies
 
     @staticmethod
     def for_threads(threads: int, registers: int) -> Buffers:

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
 
 from gemmery.cpu import jit, target
 from gemmery_emulator.kernels.native import runtime
@@ -19,15 +22,59 @@ from gemmery_emulator.lower import LoweredKernel
 # and where all blocks are compiled.
 FEW, SOME = 1 / 32, 1 / 4
 # What decides when a block is compiled, in seconds: NumPy's time for an instruction and for one of its threads, and
-# LLVM's for a module and for an instruction. What decides whether a chunk is prepared: the least that NumPy takes
-# for an instruction that computes, the same for an access, and the cost of preparing; docs/findings/emulator_speed.md.
+# LLVM's for a module and for an instruction. What decides which way a chunk runs, until both are measured: the least
+# that NumPy takes for an instruction that computes, the same for an access, and what a chunk and a call cost at first.
 USUAL, USUAL_THREAD = 10e-6, 1.5e-9
 STEP, THREAD = 2e-6, 0.25e-9
 ACCESS, ACCESS_THREAD = 20e-6, 5e-9
-MODULE, INSTRUCTION = 30e-3, 0.8e-3
+MODULE, INSTRUCTION = 10e-3, 0.25e-3
 CHUNK, CHUNK_THREAD = 0.3e-3, 20e-9
+SURELY = 0.25  # of that least, which NumPy surely takes
+CALL, CALL_THREAD = 30e-6, 2e-9
 PAUSE = 64  # blocks that NumPy executes after several calls that came to nothing, then twice as many each time
-SOON, OFTEN = 5e-3, 3  # seconds before blocks are chosen, which were executed so often
+SOON, OFTEN = 5e-3, 2  # seconds before blocks are chosen, which were executed so often
+
+
+@dataclass
+class Ways:
+    """What chunks of a kernel took both ways, in seconds for each second that is estimated for blocks with code.
+
+    Each way is tried twice, because the first time is slower; NumPy only where it may win.
+    """
+
+    by_numpy: float = inf
+    compiled: float = inf
+    fixed: float = inf  # seconds of a chunk before and after its compiled blocks
+    tries: tuple[int, int] = 0, 0
+    work: float = 0.0  # of the latest chunk
+    settled: bytes | None = None  # the parameters of a launch that NumPy runs, and need not be watched
+
+    def prefers_compiled(self, work: float, threads: int) -> bool:
+        """Whether so much work is faster by compiled blocks, as far as is known."""
+        numpys, compiled = self.tries
+        if compiled < 2:
+            return CHUNK + CHUNK_THREAD * threads < work * (self.by_numpy if numpys else 1.0)
+        least = SURELY if not numpys else self.by_numpy / 2 if numpys == 1 else self.by_numpy
+        return self.fixed + self.compiled * work < work * least
+
+    def forget(self) -> None:
+        """Forget what compiled blocks took, because there are more of them now."""
+        self.compiled = self.fixed = inf
+        self.tries, self.settled = (self.tries[0], 0), None
+
+    def ran(self, seconds: float, numpys: float, compiled: float, fixed: float, late: float) -> None:
+        """Note what a chunk took, with so much work of either way, `late` of it by NumPy though there was code."""
+        self.work = numpys + compiled
+        if numpys and not compiled:
+            self.by_numpy, self.tries = min(self.by_numpy, seconds / numpys), (self.tries[0] + 1, self.tries[1])
+        elif late < compiled / 8:
+            self.fixed, self.tries = min(self.fixed, fixed), (self.tries[0], self.tries[1] + 1)
+            self.compiled = min(self.compiled, max(seconds - fixed, 0.0) / self.work)
+
+    def settle(self, parameters: bytes, threads: int) -> None:
+        """Note whether launches with these parameters need no watching."""
+        waits = self.tries[0] < 2 or self.prefers_compiled(self.work, threads)
+        self.settled = None if waits else parameters
 
 
 class Native:
@@ -42,12 +89,14 @@ class Native:
         self._chosen: list[int] = []
         self.fit = self._fitting(FEW)
         self.lengths = [block.last - block.first for block in program.blocks]
+        ends = enumerate(program.blocks)
+        self._loops = [range(to, at + 1) for at, block in ends for to in block.targets if to <= at]
         accesses = [
-            sum(block.first <= index < block.last for index in self.translation.moves) for block in program.blocks
+            sum(block.first <= index < block.last for index in self.translation.number) for block in program.blocks
         ]
         self._accesses = accesses
-        self.pause = PAUSE
-        self.latest = 0.0  # what NumPy needs, or would have needed, for the blocks of the latest chunk that have code
+        self.ways: dict[int, Ways] = {}  # by the threads of a chunk
+        self.busy = 0.0  # seconds spent on compiling
         self.eager = False  # whether all blocks were compiled before they ran
 
     def _fitting(self, few: float) -> list[bool]:
@@ -60,23 +109,22 @@ class Native:
         others = self.lengths[at] - accesses
         return others * (STEP + THREAD * threads) + accesses * (ACCESS + ACCESS_THREAD * threads)
 
-    def worth(self, spent: float, threads: int) -> bool:
-        """Whether to prepare a chunk for compiled code, in whose blocks NumPy has spent so much."""
-        return self.eager or max(spent, self.latest) > CHUNK + CHUNK_THREAD * threads
-
     def executed(self, at: int, threads: int) -> bool:
         """Note that NumPy executes a block; True if blocks were compiled because of that."""
         if at in self.code or self.eager or not self.fit[at]:
             return False
         self.counts[at] += 1
         self._spent += self.lengths[at] * (USUAL + USUAL_THREAD * threads)
-        if not self._chosen and self._spent > SOON:
-            self._choose()
-        if not self._chosen or self._spent < self._cost:
+        if not self._chosen and self._spent < SOON:
             return False
-        self._compile(self._chosen)
-        self._spent, self._chosen = 0.0, []
-        return True
+        begun = time.thread_time()
+        self._choose()
+        compiles = bool(self._chosen) and self._spent >= self._cost
+        if compiles:
+            self._compile(self._chosen)
+            self._spent, self._chosen = 0.0, []
+        self.busy += time.thread_time() - begun
+        return compiles
 
     def compile_all(self) -> None:
         """Compile every block that has code, before it runs."""
@@ -84,10 +132,24 @@ class Native:
             self.eager, self.fit = True, self._fitting(SOME)
             self._compile([each for each, fits in enumerate(self.fit) if fits and each not in self.code])
 
+    def uncoded(self) -> str:
+        """Return why blocks have no code, in words; "" where all have."""
+        forms, instructions = self.translation.forms, self.program.kernel.instructions
+        left = [block for block, fits in zip(self.program.blocks, self.fit, strict=True) if not fits]
+        indices = (index for block in left for index in range(block.first, block.last - bool(block.way)))
+        names = dict.fromkeys(instructions[index].opcode.spelling for index in indices if forms[index] is None)
+        return f"{len(left)} of its {len(self.fit)} basic blocks have too many without code: {', '.join(names)}" * bool(
+            left
+        )
+
     def _choose(self) -> None:
         """Choose the blocks in loops; to compile them once that has been as long as it takes, at once if it is done."""
-        often = [each for each, count in enumerate(self.counts) if self.fit[each] and count >= OFTEN]
-        self._chosen = [each for each in often if each not in self.code]
+        if self._chosen:
+            return
+        often = {each for each, count in enumerate(self.counts) if self.fit[each] and count >= OFTEN}
+        for each in sorted(often):
+            often.update(min((loop for loop in self._loops if each in loop), key=len, default=()))
+        self._chosen = [each for each in sorted(often) if self.fit[each] and each not in self.code]
         if not self._chosen:
             self._spent = 0.0
             return
@@ -106,6 +168,8 @@ class Native:
         """Compile blocks, or load them from the cache."""
         if not blocks:
             return
+        for ways in self.ways.values():
+            ways.forget()
         text = self._text(blocks)
         functions = jit.load(self.target, _name(text), lambda: text)
         self.code |= {int(each.partition("_")[2]): address for each, address in functions.items()}
@@ -116,10 +180,8 @@ def _name(text: str) -> str:
 
 
 @functools.cache
-def turns() -> tuple[int, int]:
-    """Return the addresses of `run` and `access`."""
+def turns() -> dict[str, int]:
+    """Return the addresses of `run`, `access`, `copy` and `group`."""
     host = target.host()
     text = str(runtime.module(host))
-    name = f"turns of emulated blocks {hashlib.sha256(text.encode()).hexdigest()}"
-    functions = jit.load(host, name, lambda: text)
-    return functions["run"], functions["access"]
+    return jit.load(host, f"turns of {_name(text)}", lambda: text)

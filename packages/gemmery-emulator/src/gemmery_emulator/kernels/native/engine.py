@@ -7,6 +7,9 @@ array for each register. Whoever runs next gets those that the other may have ch
 from __future__ import annotations
 
 import ctypes
+import functools
+import time
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,24 +17,39 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemmery import config
+from gemmery.banks import WARP
 from gemmery_emulator.convergence import Shuffled
 from gemmery_emulator.counters import Counters
 from gemmery_emulator.findings import Findings
+from gemmery_emulator.findings.races import INDEX_AT, UNDER_WAY
 from gemmery_emulator.kernels.native import frames
 from gemmery_emulator.kernels.native.buffers import Buffers
-from gemmery_emulator.kernels.native.compiling import PAUSE, Native, turns
+from gemmery_emulator.kernels.native.compiling import (
+    CALL,
+    CALL_THREAD,
+    PAUSE,
+    USUAL,
+    USUAL_THREAD,
+    Native,
+    Ways,
+    turns,
+)
+from gemmery_emulator.kernels.native.copy_rows import CopyRows
 from gemmery_emulator.kernels.native.frames import ACCESS, BLOCK, CONTEXT, ENTRIES, Record
-from gemmery_emulator.kernels.native.sharing import Races, count_rows
+from gemmery_emulator.kernels.native.sharing import Races, count_entries
+from gemmery_emulator.kernels.native.translation import AsyncCopy, CopyGroup
 from gemmery_emulator.lockstep import LockStep
 from gemmery_emulator.machine import Access
 from gemmery_emulator.op import Mask
+from gemmery_emulator.ptx import PtxKernel
 from gemmery_emulator.trace import Trace
 
 FAR = 2**31 - 1  # the place of threads that wait at a barrier
 LEAST = 4  # blocks that are worth a call
-LONG = 64  # instructions of a block that is worth a call
 MOST = 1 << 14  # blocks of a call, so that Python looks at the time and at signals
 LONGEST = 1 << 20  # blocks that Python executes after calls that came to nothing
+REGISTERS = ("first", "second", "third", "fourth")  # the fields of what an access moves
+ALWAYS = 1 << 20  # in place of a warp's lanes, for blocks whose threads run together alone
 FOREIGN = frozenset(("wgmma", "tcgen05", "mapa"))  # of kernels that stay with NumPy
 
 BlockRun = Callable[[int], int]
@@ -40,44 +58,66 @@ ChunkPart = Callable[[int, int, int], int]
 
 def engine(machine: LockStep) -> BlockEngine | None:
     """Return what runs compiled blocks for a chunk; None where NumPy has to run all."""
-    program = machine.program
-    if config.emulator() == "numpy" or not _suits(machine):
+    program, way = machine.program, config.emulator()
+    if way == "numpy":
         return None
-    native: Native | None = program.native
-    if native is None:
-        native = Native(program)
-        object.__setattr__(program, "native", native)
-    if config.emulator() == "compiled":
-        native.compile_all()
-    block_engine = BlockEngine(machine, native)
-    return block_engine if block_engine.useful else None
+    block_engine, reason = None, _unsuited(machine)
+    if not reason:
+        if program.native is None:
+            object.__setattr__(program, "native", Native(program))
+        native: Native = program.native
+        if way == "compiled" and not native.eager:
+            native.compile_all()
+            reason = native.uncoded()
+        ways = native.ways.setdefault(machine.threads, Ways())
+        if native.eager or (any(native.fit) and ways.settled != machine.launch.parameters):
+            block_engine = BlockEngine(machine, native, ways)
+    if reason and way == "compiled":
+        tell(program.kernel.name, reason)
+    return block_engine
 
 
-def _suits(machine: LockStep) -> bool:
+@functools.cache
+def tell(kernel: str, reason: str) -> None:
+    """Say once why a kernel, or some of its blocks, are not compiled where all should be."""
+    text = f"GEMMERY_EMULATOR=compiled: {kernel} runs by NumPy, at least in part: {reason}"
+    warnings.warn(text, RuntimeWarning, stacklevel=3)
+
+
+def _unsuited(machine: LockStep) -> str:
+    """Return why NumPy has to run all blocks of a kernel, in words; "" if it need not."""
     program = machine.program
-    if machine.launch.together > 1 or program.followed or program.kernel.local:
-        return False
-    if any(type(each) not in (Counters, Findings, Trace) for each in machine.watching):
-        return False
-    return not any(each.opcode.family in FOREIGN for each in program.kernel.instructions)
+    reasons = {
+        "it has clusters": machine.launch.together > 1,
+        "it may read registers that a thread has not written": bool(program.followed),
+        "it has local memory": bool(program.kernel.local),
+        "it is observed": any(type(each) not in (Counters, Findings, Trace) for each in machine.watching),
+        "it has instructions of warpgroups or clusters": _is_foreign(program.kernel),
+    }
+    return ", ".join(reason for reason, holds in reasons.items() if holds)
+
+
+@functools.lru_cache(maxsize=64)
+def _is_foreign(kernel: PtxKernel) -> bool:
+    return any(each.opcode.family in FOREIGN for each in kernel.instructions)
 
 
 class BlockEngine:
     """Runs compiled blocks of a chunk."""
 
-    def __init__(self, machine: LockStep, native: Native) -> None:
+    def __init__(self, machine: LockStep, native: Native, ways: Ways) -> None:
         self._machine, self._native = machine, native
         self._program, self._translation = native.program, native.translation
         self._counters = [each for each in machine.watching if isinstance(each, Counters)]
         traces = [each for each in machine.watching if isinstance(each, Trace) and each.watching]
         self._trace = traces[0] if traces else None
-        findings = next((each for each in machine.watching if isinstance(each, Findings)), None)
-        self._races = Races(machine, findings, self._translation) if findings is not None else None
-        self.useful = self._races is None or not self._races.hidden
-        self._ready = False
+        self._races: Races | None = None
+        self._ready = self._hidden = False
         self._failed, self._early = 0, 16  # calls that may end at branches, before these have parted threads
-        self._pause = native.pause if native.pause > PAUSE and not native.eager else 0
-        self._spent = 0.0  # what NumPy needed for blocks that have code, in seconds
+        self._pause, self._pauses = 0, PAUSE
+        self._ways = ways
+        self._began, self._busy, self._fixed = time.thread_time(), native.busy, 0.0
+        self._spent = self._late = 0.0  # NumPy's work: blocks that may have code, and those that have
         self._stale = 0  # the number of the latest compiled run
         self.ran: Mask = None  # the threads of the latest run
 
@@ -90,13 +130,18 @@ class BlockEngine:
             self._export(slots)
             self._changed.update(slots)
             block = self._program.blocks[at]
+            if self._copies is not None:
+                self._copies.give_back()
             if self._kept and any(index in self._unseen for index in range(block.first, block.last)):
                 self._tell_fetched()
         if self._native.executed(at, self._machine.threads):
+            self._ways = Ways()  # this chunk is no measure of either way
             if self._ready:
                 self._bind_blocks()
-        elif not self._ready and at in self._native.code:
-            self._spent += self._native.seconds(at, self._machine.threads)
+        elif self._native.fit[at]:
+            work = self._native.seconds(at, self._machine.threads)
+            self._spent += work
+            self._late += work if at in self._native.code else 0.0
 
     def _tell_fetched(self) -> None:
         """Tell the recorder of pictures what compiled blocks loaded, before it sees what is stored."""
@@ -116,37 +161,49 @@ class BlockEngine:
 
     def finish(self) -> None:
         """Tell the counters what compiled blocks did, at the end of a chunk."""
-        native = self._native
-        if not self._ready:
-            native.latest = self._spent
-            return
-        self._count_patterns()
-        self._buffers.give_back()
-        table, machine = self._blocks, self._machine
-        for number in np.flatnonzero(table.column("every_warp")).tolist():
-            block = self._program.blocks[number]
-            warps, threads = table.get("every_warp", number), table.get("every_thread", number)
-            self._spent += native.seconds(number, machine.threads) * warps / machine.warps
-            for counters in self._counters:
-                counters.executed(machine, block.first, block.last, warps, threads)
-                branches = table.get("branches", number), table.get("divergent", number)
-                counters.branched(block.last - 1, *branches)
-        native.latest = self._spent
+        native, machine, work = self._native, self._machine, 0.0
+        if self._ready:
+            begun = time.thread_time()
+            self._count_patterns()
+            self._buffers.give_back()
+            table = self._blocks
+            for number in np.flatnonzero(table.column("every_warp")).tolist():
+                block = self._program.blocks[number]
+                warps, threads = table.get("every_warp", number), table.get("every_thread", number)
+                work += native.seconds(number, machine.threads) * warps / machine.warps
+                for counters in self._counters:
+                    counters.executed(machine, block.first, block.last, warps, threads)
+                    branches = table.get("branches", number), table.get("divergent", number)
+                    counters.branched(block.last - 1, *branches)
+            self._fixed += time.thread_time() - begun
+        seconds = time.thread_time() - self._began - (native.busy - self._busy)
+        self._ways.ran(seconds, self._spent, work, self._fixed, self._late)
+        self._ways.settle(machine.launch.parameters, machine.threads)
 
     # ---- running ----
 
     def run(self, allowance: int) -> int:
         """BlockRun compiled blocks, at most so many; return how many ran."""
-        if allowance < LEAST or not self._native.code or not self._may_run():
+        if allowance < LEAST or not self._native.code or self._hidden or not self._may_run():
             return 0
         if not self._ready:
-            if not self._native.worth(self._spent, self._machine.threads):
+            work = self._ways.work  # as in the latest chunk; beyond that, as much again as so far
+            work = work if self._spent <= work else 2 * self._spent
+            if not (self._native.eager or self._ways.prefers_compiled(work, self._machine.threads)):
+                return 0
+            begun = time.thread_time()
+            findings = next((each for each in self._machine.watching if isinstance(each, Findings)), None)
+            self._races = Races(self._machine, findings, self._translation) if findings is not None else None
+            if self._races is not None and self._races.hidden:  # of which compiled code would see too little
+                self._hidden = True
                 return 0
             self._make()
+            self._fixed = time.thread_time() - begun
         if not self._prepare():
             return 0
         ctx, machine = self._context, self._machine
         self._enter(min(allowance, MOST))
+        before = machine.elapsed + machine.ended
         why = self._run(ctx.address())
         together, at, steps = bool(ctx.get("uniform")), ctx.get("at"), ctx.get("steps")
         self._return(together, at)
@@ -155,13 +212,11 @@ class BlockEngine:
             why - frames.INSIDE in self._unseen if why > frames.END else self._early > 0 and at in self._undiverged
         )
         self._early -= 1
-        long = why > frames.END and self._native.lengths[at] >= LONG
-        self._failed = 0 if steps >= LEAST or expected or long else self._failed + 1
-        if steps >= PAUSE:
-            self._native.pause = PAUSE
+        done = (USUAL + USUAL_THREAD * machine.threads) * (machine.elapsed + machine.ended - before)
+        self._failed = 0 if expected or done > CALL + CALL_THREAD * machine.threads else self._failed + 1
         if self._failed > 3 and not self._native.eager:
-            self._pause, self._failed = self._native.pause, 0
-            self._native.pause = min(2 * self._native.pause, LONGEST)
+            self._pause, self._failed = self._pauses, 0
+            self._pauses = min(2 * self._pauses, LONGEST)
         if why >= frames.END:
             mask: Mask = None if together else self._mask[: machine.threads].astype(np.bool_)
             block = self._program.blocks[at]
@@ -170,7 +225,7 @@ class BlockEngine:
             if why > frames.END:
                 self._finish_inside(at, why - frames.INSIDE, mask)
             if block.way:
-                self._export(self._translation.slots(self._program.kernel.instructions[block.last - 1]))
+                self._export(self._translation.slots(block.last - 1))
             machine.end_block(block, mask, at)
         return steps
 
@@ -213,12 +268,14 @@ class BlockEngine:
     def _finish_inside(self, at: int, index: int, mask: Mask) -> None:
         """Execute an instruction by NumPy and the rest of its block by compiled code, as far as that comes."""
         block, translation = self._program.blocks[at], self._translation
-        instructions, last = self._program.kernel.instructions, block.last - bool(block.way)
+        last = block.last - bool(block.way)
         flags = self._full if mask is None else self._mask
         part = _part(self._native.code[at])
         while True:
-            slots = translation.slots(instructions[index])
+            slots = translation.slots(index)
             self._export(slots)
+            if self._copies is not None and isinstance(translation.forms[index], AsyncCopy | CopyGroup):
+                self._copies.give_back()
             if self._kept and index in self._unseen:
                 self._tell_fetched()
             step = self._program.single[index]
@@ -243,11 +300,9 @@ class BlockEngine:
         machine, program, translation = self._machine, self._program, self._translation
         threads = machine.threads
         self._context, self._blocks = Record(CONTEXT), Record(BLOCK, max(len(program.blocks), 1))
-        self._records = np.zeros(1 + len(ACCESS) * max(len(translation.moves), 1), np.int64)
-        self._accesses = self._records[1:].reshape(-1, len(ACCESS))
-        run, access = turns()
-        self._run: BlockRun = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(run)
-        self._records[0] = access
+        self._accesses = Record(ACCESS, max(len(translation.records), 1))
+        functions = turns()
+        self._run: BlockRun = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(functions["run"])
         kinds = [np.dtype(np.bool_ if kind == "?" else kind) for kind in translation.stored]
         known = sorted({*program.slots.values(), *program.provided.values()})
         self._buffers = own = Buffers.for_threads(threads, len(known))
@@ -274,14 +329,18 @@ class BlockEngine:
             "registers": self._registers, "addresses": own.addresses, "lanes": own.lanes,
             "every_lane": own.every_lane, "before": own.touched[0], "where": own.touched[1],
             "stamps": own.touched[2], "who": own.touched[3], "goes": own.goes, "blocks": self._blocks.words,
-            "access": self._records, "found": own.found,
+            "access": self._accesses.words, "found": own.found, "read_found": own.read_found,
+            "own_addresses": own.addresses, "sources": own.sources, "reads": own.reads,
             "parameters": machine.parameters, "memory": machine.memory.data, "shared": machine.shared.data,
             "bases": own.bases, "arrays": self._arrays, "entries": self._entries, "slots": self._slots,
         }  # fmt: skip
         for name, value in (*numbers.items(), *buffers.items()):
             self._context.set(name, value)
         self._describe()
-        written = {slot for each in program.kernel.instructions for slot in translation.slots(each)}
+        self._copies: CopyRows | None = None
+        if any(isinstance(form, AsyncCopy) for form in translation.forms):
+            self._copies = CopyRows(machine, self._context, self._accesses, own, translation)
+        written = set(translation.mentions)
         self._written = sorted(written)
         self._exported = dict.fromkeys(self._values, 0)  # the run after which each was copied to the machine
         self._changed = set(self._values)
@@ -293,22 +352,32 @@ class BlockEngine:
         """Describe the accesses and the blocks of the kernel to compiled code."""
         translation, program, threads = self._translation, self._program, self._machine.threads
         self._kept: dict[int, NDArray[np.uint8]] = {}  # the latest addresses of loads, and by whom
-        self._unseen = dict(translation.number)
-        for index, number in translation.number.items():
-            form: Any = translation.forms[index]
-            fields = (index, form.space == "shared", form.stores, form.width, 0, 0, 0, ENTRIES, number + 1, 0)
-            lanes = translation.registers_of(form)
-            size = form.width // len(form.elements)
-            self._accesses[number] = (*fields, len(lanes), size, *(lanes + 4 * [0])[:4], 0)
-            if self._trace is not None and self._trace.feeds(index):
-                self._kept[index] = np.zeros(9 * threads, np.uint8)
-                self._accesses[number, -1] = self._kept[index].__array_interface__["data"][0]
-            if self._races is not None and not self._races.allows(index):
-                del self._unseen[index]
+        self._unseen = dict[int, list[int]]()
+        functions = turns()
+        for number, (index, form) in enumerate(translation.records):
+            record = functools.partial(self._accesses.set, row=number)
+            if isinstance(form, CopyGroup):
+                fields = {"call": functions["group"], "stores": form.commits, "pending": form.pending}
+            else:
+                lanes, size = translation.registers_of(form), form.width // max(len(form.elements), 1)
+                fields = {
+                    "call": functions["copy" if form.what else "access"], "shared": form.space == "shared",
+                    "mark": index << INDEX_AT | (UNDER_WAY if form.what else 0), "stores": form.stores,
+                    "width": form.width, "latest": ENTRIES, "number": number + 1, "elements": len(lanes), "size": size,
+                    "paired": bool(form.what) and form.stores, **dict(zip(REGISTERS, lanes, strict=False)),
+                }  # fmt: skip
+                if self._races is None or self._races.allows(index):
+                    self._unseen.setdefault(index, []).append(number)
+                if self._trace is not None and self._trace.feeds(index):
+                    self._kept[index] = np.zeros(9 * threads, np.uint8)
+                    fields["kept"] = self._kept[index].__array_interface__["data"][0]
+            for name, value in fields.items():
+                record(name, value)
         for number, block in enumerate(program.blocks):
             self._blocks.set("first", block.first, number)
             self._blocks.set("last", block.last, number)
-            self._blocks.set("gathers", block.gathering is not None, number)
+            lanes_needed = 0 if block.gathering is None else WARP if block.gathering.threads == WARP else ALWAYS
+            self._blocks.set("gathers", lanes_needed, number)
             way = self._way(block)
             self._blocks.set("way", way, number)
             if way == frames.BRANCHES:
@@ -348,8 +417,8 @@ class BlockEngine:
     def _slots_of(self, at: int) -> list[int]:
         if at not in self._of_block:
             block, slots_read = self._program.blocks[at], dict[int, None]()
-            for each in self._program.kernel.instructions[block.first : block.last]:
-                slots_read |= dict.fromkeys(self._translation.slots(each))
+            for index in range(block.first, block.last):
+                slots_read |= dict.fromkeys(self._translation.slots(index))
             self._of_block[at] = list(slots_read)
         return self._of_block[at]
 
@@ -373,18 +442,20 @@ class BlockEngine:
         shuffled = self._machine.unit(Shuffled)
         if shuffled.undefined or shuffled.spread:
             return False
-        if self._races is not None and not self._races.lend(self._context, self._accesses, ACCESS):
+        if self._races is not None and not self._races.lend(self._context, self._accesses):
             return False
         if self._unseen:
             indices = [index for index in self._unseen if self._trace is None or self._trace.knows(index)]
             for index in indices:
-                self._accesses[self._unseen.pop(index), ACCESS.index("seen")] = 1
+                self._accesses.column("seen")[self._unseen.pop(index)] = 1
         if self._undiverged and self._trace is not None:
             for number in [n for n in self._undiverged if self._trace.has_diverged(self._program.blocks[n].last - 1)]:
                 self._blocks.set("diverged", 1, number)
                 self._undiverged.remove(number)
-        if self._context.get("used") + 2 * self._machine.warps > ENTRIES:
+        if self._context.get("used") + 4 * self._machine.warps > ENTRIES:
             self._count_patterns()
+        if self._copies is not None:
+            self._copies.lend()
         self._import()
         return True
 
@@ -396,17 +467,11 @@ class BlockEngine:
     def _count_patterns(self) -> None:
         """Count the accesses so far, those of one instruction that came equally often at once."""
         used = self._context.get("used")
-        entries = self._entries[:used]
-        if used:
-            keys = entries[:, 0] * (1 << 40) + entries[:, 2]
-            order = np.argsort(keys, kind="stable")
-            starts = np.flatnonzero(np.diff(keys[order], prepend=keys[order[0]] - 1))
-            for rows in np.split(order, starts[1:]):
-                count_rows(self._counters, self._translation, entries[rows])
+        count_entries(self._counters, self._translation, self._entries[:used])
         self._entries[:used] = 0
         self._slots[:] = 0
         self._context.set("used", 0)
-        self._accesses[:, ACCESS.index("latest")] = ENTRIES
+        self._accesses.column("latest")[:] = ENTRIES
 
 
 def _agreed(values: NDArray[Any]) -> Any:

@@ -8,20 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gemmery.cpu.ir import Function, Module, Value
-from gemmery_emulator.findings.races import CLOCK_AT, INDEX_AT, THREAD, UNDER_WAY
-from gemmery_emulator.kernels.native.frames import (
-    ACCESS,
-    CONTEXT,
-    FrameFields,
-    called,
-    leave,
-    leave_if,
-    listed,
-    number_of,
-    over,
-    put,
-    word,
-)
+from gemmery_emulator.findings.races import CLOCK_AT, THREAD, UNDER_WAY
+from gemmery_emulator.kernels.native.frames import ACCESS, CONTEXT, FrameFields
 
 
 def add_to(module: Module) -> None:
@@ -37,10 +25,10 @@ def _shared_unordered(module: Module) -> None:
     params = (("ptr", "ctx"), ("i64", "then"), ("i64", "own"), ("i64", "t"))
     with module.function("shared_unordered", *params, local=True, returns="i64") as f:
         g, then = FrameFields(f, f["ctx"], CONTEXT), f["then"]
-        leave_if(f, (then & UNDER_WAY).differs(0))
-        leave_if(f, ((then ^ f["own"]) & THREAD).equals(0), 0)
+        g.leave_if((then & UNDER_WAY).differs(0))
+        g.leave_if(((then ^ f["own"]) & THREAD).equals(0), 0)
         row = (f["t"] >> 5) * g.get("each_warp") + ((then & THREAD) >> 5)
-        f.ret(number_of(f, (then >> CLOCK_AT) > word(f, g.pointer("known"), row)))
+        f.ret(g.number_of((then >> CLOCK_AT) > g.word(g.pointer("known"), row)))
 
 
 def _grid_unordered(module: Module) -> None:
@@ -50,230 +38,259 @@ def _grid_unordered(module: Module) -> None:
         g, then, t = FrameFields(f, f["ctx"], CONTEXT), f["then"], f["t"]
         someone, one_block = g.get("someone"), g.get("one_block")
         apart = then ^ f["own"]
-        leave_if(f, (apart & someone).equals(0), 0)
-        leave_if(f, (apart & one_block).differs(0))
+        g.leave_if((apart & someone).equals(0), 0)
+        g.leave_if((apart & one_block).differs(0))
         threads, warps = g.get("block_threads"), g.get("each_warp")
         second = (then & (someone - one_block)) >> g.get("thread_at")
-        block = over(f, t, threads, "udiv") * g.get("many")
-        own_warp = over(f, t, threads, "urem") >> 5
+        block = g.over(t, threads, "udiv") * g.get("many")
+        own_warp = g.over(t, threads, "urem") >> 5
         row = (block * warps + own_warp) * warps + (second >> 5)
-        f.ret(number_of(f, (then >> g.get("clock_at")) > word(f, g.pointer("known"), row)))
+        f.ret(g.number_of((then >> g.get("clock_at")) > g.word(g.pointer("known"), row)))
+
+
+Each = Callable[[Value, Value, Value], None]  # what to do with an element: its number, its place and its stamp
 
 
 class _Touched:
     """What the lanes of an access touch: a place, a thread and a stamp for each, in arrays."""
 
-    def __init__(self, f: Function, g: FrameFields, count: Value) -> None:
-        self._f, self._count = f, count
-        self._where, self._stamps, self._threads = (g.pointer(name) for name in ("where", "stamps", "who"))
+    def __init__(self, f: Function) -> None:
+        self.f, self.g, self.d = f, FrameFields(f, f["ctx"], CONTEXT), FrameFields(f, f["desc"], ACCESS)
+        names = ("where", "stamps", "who", "before", "addresses", "clock")
+        self._where, self._stamps, self._threads, self.before, self._addresses, self._clock = map(self.g.pointer, names)
+        self.bad, self.stores = f.var(f.index(0)), self.d.get("stores").differs(0)
 
-    def put(self, number: Value, place: Value, stamp: Value, t: Value) -> None:
-        """Put an element into the arrays."""
-        for table, value in ((self._where, place), (self._stamps, stamp), (self._threads, t)):
-            put(self._f, table, number, value)
+    def at(self, table: Value, place: Value) -> Value:
+        """Load the stamp of a place."""
+        return self.g.word(table, place)
+
+    def store(self, table: Value, place: Value, stamp: Value) -> None:
+        """Store the stamp of a place."""
+        self.g.put(table, place, stamp)
+
+    def touch(
+        self, shift: Value, own: Callable[[Value], tuple[Value, Value]], check: Callable[[Value, Value, Value], None]
+    ) -> None:
+        """List what is touched and check it: `own` gives where a thread's places begin and its stamp; `check` takes a
+        place, a stamp and a thread.
+        """
+        f, pieces = self.f, self.d.get("width") >> shift
+        self._count = f["n"] * pieces
+        with f.loop(0, f["n"]) as i:
+            t = self.g.listed(f["lanes"], i)
+            begin, stamp = own(t)
+            first = (self.g.word(self._addresses, t) >> shift) + begin
+            with f.loop(0, pieces) as piece:
+                place = first + piece
+                for table, value in ((self._where, place), (self._stamps, stamp), (self._threads, t)):
+                    self.g.put(table, i * pieces + piece, value)
+                check(place, stamp, t)
+
+    def clock(self, row: Value) -> Value:
+        """Return the clock of a warp."""
+        return self.g.word(self._clock, row)
 
     def thread(self, number: Value) -> Value:
         """Return the thread of an element."""
-        return word(self._f, self._threads, number)
+        return self.g.word(self._threads, number)
 
-    def each(self, body: Callable[[Value, Value, Value], None], backwards: bool = False) -> None:
+    def each(self, body: Each, backwards: bool = False) -> None:
         """For each element: its number, its place and its stamp."""
-        f = self._f
+        f = self.f
         with f.loop(0, self._count) as k:
             number = self._count - 1 - k if backwards else k
-            body(number, word(f, self._where, number), word(f, self._stamps, number))
+            body(number, self.g.word(self._where, number), self.g.word(self._stamps, number))
+
+    def replace(self, table: Value) -> None:
+        """Keep the stamps in a table, and in `before` those that it had."""
+        self.each(lambda number, place, stamp: self.g.put(self.before, number, self.at(table, place)))
+        self.each(lambda number, place, stamp: self.store(table, place, stamp))
+
+    def written(self, table: Value, lost: Callable[[Value, Value], Value]) -> None:
+        """Keep stores; where a thread has lost its place to another, leave the table as it was, for Python."""
+        f = self.f
+        self.replace(table)
+        self.count(lambda place, stamp: lost(stamp, self.at(table, place)))
+        with f.if_(self.bad.value.differs(0)):
+            self.each(
+                lambda number, place, stamp: self.store(table, place, self.g.word(self.before, number)), backwards=True
+            )
+            self.g.leave(1)
+
+    def count(self, condition: Callable[[Value, Value], Value]) -> None:
+        """Count the elements for which a condition of the place and the stamp holds."""
+
+        def add(number: Value, place: Value, stamp: Value) -> None:
+            self.bad.value = self.bad.value + self.g.number_of(condition(place, stamp))
+
+        self.each(add)
 
 
 def _shared(module: Module) -> None:
     """Check an access of the first `n` listed lanes to shared memory, then keep it; 1 if Python has to look at it."""
     params = (("ptr", "ctx"), ("ptr", "desc"), ("ptr", "lanes"), ("i64", "n"))
     with module.function("shared_races", *params, local=True, returns="i64") as f:
-        g, d, n = FrameFields(f, f["ctx"], CONTEXT), FrameFields(f, f["desc"], ACCESS), f["n"]
-        addresses, before, clock, own_lane = (g.pointer(name) for name in ("addresses", "before", "clock", "own_lane"))
-        written, read, read_too = (g.pointer(name) for name in ("written", "read", "read_too"))
-        shift, own_index, begins = g.get("shift"), d.get("index") << INDEX_AT, g.pointer("begins")
-        pieces, least_clock = d.get("width") >> shift, (g.get("seen_by_all") + 1) << CLOCK_AT
-        stores, bad = d.get("stores").differs(0), f.var(f.index(0))
-        touched = _Touched(f, g, n * pieces)
+        touched = _Touched(f)
+        g, bad = touched.g, touched.bad
+        written, read, read_too, begins, own_lane = (
+            g.pointer(name) for name in ("written", "read", "read_too", "begins", "own_lane")
+        )
+        own_index, least_clock = touched.d.get("mark"), (g.get("seen_by_all") + 1) << CLOCK_AT
+
+        def own(t: Value) -> tuple[Value, Value]:
+            return g.word(begins, t), (touched.clock(t >> 5) << CLOCK_AT) + own_index + g.word(own_lane, t)
 
         def check(table: Value, place: Value, stamp: Value, t: Value) -> None:
-            then = word(f, table, place)
+            then = g.word(table, place)
             with f.if_(then >= least_clock):
-                bad.value = bad.value + called(f, "shared_unordered", f["ctx"], then, stamp, t)
+                bad.value = bad.value + g.called("shared_unordered", f["ctx"], then, stamp, t)
 
-        with f.loop(0, n) as i:
-            t = listed(f, f["lanes"], i)
-            first = (word(f, addresses, t) >> shift) + word(f, begins, t)
-            stamp = (word(f, clock, t >> 5) << CLOCK_AT) + own_index + word(f, own_lane, t)
-            with f.loop(0, pieces) as piece:
-                place = first + piece
-                touched.put(i * pieces + piece, place, stamp, t)
-                check(written, place, stamp, t)
-                with f.if_(stores):
-                    check(read, place, stamp, t)
-                    check(read_too, place, stamp, t)
-                with f.else_():
-                    bad.value = bad.value + number_of(f, word(f, written, place).equals(0))
-        leave_if(f, bad.value.differs(0))
+        def check_all(place: Value, stamp: Value, t: Value) -> None:
+            check(written, place, stamp, t)
+            with f.if_(touched.stores):
+                check(read, place, stamp, t)
+                check(read_too, place, stamp, t)
+            with f.else_():
+                bad.value = bad.value + g.number_of(g.word(written, place).equals(0))
 
         def another(a: Value, b: Value) -> Value:
             return ((a ^ b) & THREAD).differs(0)
 
-        def take(table: Value) -> Callable[[Value, Value, Value], None]:
-            def add_pair(number: Value, place: Value, stamp: Value) -> None:
-                put(f, before, number, word(f, table, place))
-
-            return add_pair
-
-        def keep(table: Value) -> Callable[[Value, Value, Value], None]:
-            return lambda number, place, stamp: put(f, table, place, stamp)
-
-        with f.if_(stores):
-            touched.each(take(written))
-            touched.each(keep(written))
-
-            def lost(number: Value, place: Value, stamp: Value) -> None:
-                bad.value = bad.value + number_of(f, another(stamp, word(f, written, place)))
-
-            touched.each(lost)
-            with f.if_(bad.value.differs(0)):  # two threads write one place: as it was, for Python to report it
-                touched.each(
-                    lambda number, place, stamp: put(f, written, place, word(f, before, number)), backwards=True
-                )
-                leave(f, 1)
-            leave(f, 0)
-        touched.each(take(read))
-        touched.each(keep(read))
+        touched.touch(g.get("shift"), own, check_all)
+        g.leave_if(bad.value.differs(0))
+        with f.if_(touched.stores):
+            touched.written(written, another)
+            g.leave(0)
+        touched.replace(read)
 
         def move_earlier(number: Value, place: Value, stamp: Value) -> None:
-            earlier, last = word(f, before, number), word(f, read, place)
+            earlier, last = g.word(touched.before, number), g.word(read, place)
             with f.if_(another(earlier, last)):
-                put(f, read_too, place, earlier)
-            bad.value = bad.value + number_of(f, another(stamp, last))
-
-        touched.each(move_earlier)
-        leave_if(f, bad.value.equals(0), 0)
+                g.put(read_too, place, earlier)
+            bad.value = bad.value + g.number_of(another(stamp, last))
 
         def move_lost(number: Value, place: Value, stamp: Value) -> None:
-            with f.if_(another(stamp, word(f, read, place))):
-                put(f, read_too, place, stamp)
+            with f.if_(another(stamp, g.word(read, place))):
+                g.put(read_too, place, stamp)
 
+        touched.each(move_earlier)
+        g.leave_if(bad.value.equals(0), 0)
         touched.each(move_lost)
         f.ret(f.index(0))
+
+
+class _GridTouched(_Touched):
+    """The same for global memory, whose tables may have stamps of 4 bytes."""
+
+    def __init__(self, f: Function) -> None:
+        super().__init__(f)
+        self._narrow, self._result = self.g.get("narrow").differs(0), f.var(f.index(0))
+        self._someone, self._one_block = self.g.get("someone"), self.g.get("one_block")
+
+    def at(self, table: Value, place: Value) -> Value:
+        f = self.f
+        with f.if_(self._narrow):
+            self._result.value = f.emit("i64", f"zext {f.load('i32', table + place * 4, 4)} to i64")
+        with f.else_():
+            self._result.value = self.g.word(table, place)
+        return self._result.value
+
+    def store(self, table: Value, place: Value, stamp: Value) -> None:
+        f = self.f
+        with f.if_(self._narrow):
+            f.store(f.emit("i32", f"trunc {stamp} to i32"), table + place * 4, 4)
+        with f.else_():
+            self.g.put(table, place, stamp)
+
+    def check(self, then: Value, stamp: Value, t: Value) -> None:
+        """Note an earlier access of another thread that nothing orders."""
+        f = self.f
+        with f.if_(self.g.both(then.differs(0), ((then ^ stamp) & self._someone).differs(0))):
+            self.bad.value = self.bad.value + self.g.called("grid_unordered", f["ctx"], then, stamp, t)
+
+    def check_table(self, name: str) -> None:
+        """Check the accesses in a table, if there is one."""
+        table = self.g.pointer(name)
+        with self.f.if_(self.f.emit("i1", f"icmp ne {table}, null")):
+            self.each(lambda number, place, stamp: self.check(self.at(table, place), stamp, self.thread(number)))
+
+    def widen(self, name: str) -> None:
+        """Note that places of a table have stamps."""
+        f, g = self.f, self.g
+        g.set(f"{name}_low", f.min(g.get(f"{name}_low"), self.low.value))
+        g.set(f"{name}_high", f.max(g.get(f"{name}_high"), self.high.value))
+
+    def keep_other(self, place: Value, candidate: Value, latest: Value) -> None:
+        """Keep a thread besides the last one, of another block if possible."""
+        f, other, one_block = self.f, self.g.pointer("other"), self._one_block
+        with f.if_(self.g.both(((candidate ^ latest) & self._someone).differs(0), candidate.differs(0))):
+            now = self.at(other, place)
+            free = f.emit("i1", f"or {now.equals(0)}, {((now ^ latest) & one_block).equals(0).text}")
+            free = f.emit("i1", f"or {free}, {((candidate ^ latest) & one_block).differs(0).text}")
+            with f.if_(free):
+                self.store(other, place, candidate)
+
+    def keep_read(self) -> None:
+        """Keep two threads that read each place."""
+        f, last, before = self.f, self.g.pointer("last"), self.before
+        self.replace(last)
+        self.count(lambda place, stamp: self.at(last, place).differs(stamp))
+        with f.if_(self.bad.value.equals(0)):
+            self.each(lambda number, place, stamp: self.keep_other(place, self.g.word(before, number), stamp))
+            self.g.leave(0)
+
+        def unmark(number: Value, place: Value, stamp: Value) -> None:
+            """Lanes whose place a later one reads too count once."""
+            with f.if_(self.at(last, place).differs(stamp)):
+                self.g.put(before, number, f.index(-1))
+
+        def settle(number: Value, place: Value, stamp: Value) -> None:
+            earlier = self.g.word(before, number)
+            with f.if_(earlier.differs(-1)):
+                first = self.at(last, place)
+                self.store(last, place, stamp)
+                self.keep_other(place, earlier, stamp)
+                self.keep_other(place, first, stamp)
+
+        self.each(unmark)
+        self.each(
+            lambda number, place, stamp: self.store(last, place, stamp), backwards=True
+        )  # of each place the first
+        self.each(settle)
 
 
 def _grid(module: Module) -> None:
     """The same for global memory."""
     params = (("ptr", "ctx"), ("ptr", "desc"), ("ptr", "lanes"), ("i64", "n"))
     with module.function("grid_races", *params, local=True, returns="i64") as f:
-        g, d, n = FrameFields(f, f["ctx"], CONTEXT), FrameFields(f, f["desc"], ACCESS), f["n"]
-        addresses, before, clock = (g.pointer(name) for name in ("addresses", "before", "clock"))
-        own_stamp, own_clock = g.pointer("own_stamp"), g.pointer("own_clock")
-        shift, narrow, clock_at = g.get("grid_shift"), g.get("narrow").differs(0), g.get("clock_at")
-        someone, one_block, flag = g.get("someone"), g.get("one_block"), g.get("atomic")
-        access, pieces, stores = d.get("access"), d.get("width") >> g.get("grid_shift"), d.get("stores").differs(0)
-        result, bad = f.var(f.index(0)), f.var(f.index(0))
-        low, high = f.var(f.index(1 << 62)), f.var(f.index(-1))
-        touched = _Touched(f, g, n * pieces)
+        touched = _GridTouched(f)
+        g, bad, grid, flag, clock_at = (
+            touched.g, touched.bad, touched.g.pointer("grid"), touched.g.get("atomic"), touched.g.get("clock_at")
+        )  # fmt: skip
+        own_stamp, own_clock, access = g.pointer("own_stamp"), g.pointer("own_clock"), touched.d.get("access")
+        touched.low, touched.high = f.var(f.index(1 << 62)), f.var(f.index(-1))
 
-        def at(table: Value, place: Value) -> Value:
-            with f.if_(narrow):
-                result.value = f.emit("i64", f"zext {f.load('i32', table + place * 4, 4)} to i64")
-            with f.else_():
-                result.value = word(f, table, place)
-            return result.value
+        def own(t: Value) -> tuple[Value, Value]:
+            return f.index(0), (touched.clock(g.word(own_clock, t)) << clock_at) + g.word(own_stamp, t) + access
 
-        def store(table: Value, place: Value, value: Value) -> None:
-            with f.if_(narrow):
-                f.store(f.emit("i32", f"trunc {value} to i32"), table + place * 4, 4)
-            with f.else_():
-                put(f, table, place, value)
+        def check(place: Value, stamp: Value, t: Value) -> None:
+            touched.low.value, touched.high.value = f.min(touched.low.value, place), f.max(touched.high.value, place)
+            then = touched.at(grid, place)
+            bad.value = bad.value | f.select(touched.stores, then & flag, f.index(0))
+            touched.check((then | flag) ^ flag, stamp, t)
 
-        def check(then: Value, stamp: Value, t: Value) -> None:
-            apart = f.emit("i1", f"and {then.differs(0)}, {((then ^ stamp) & someone).differs(0).text}")
-            with f.if_(apart):
-                bad.value = bad.value + called(f, "grid_unordered", f["ctx"], then, stamp, t)
-
-        def check_table(name: str) -> None:
-            table = g.pointer(name)
-            with f.if_(f.emit("i1", f"icmp ne {table}, null")):
-                touched.each(lambda number, place, stamp: check(at(table, place), stamp, touched.thread(number)))
-
-        grid = g.pointer("grid")
-        with f.loop(0, n) as i:
-            t = listed(f, f["lanes"], i)
-            time = word(f, clock, word(f, own_clock, t))
-            stamp = (time << clock_at) + word(f, own_stamp, t) + access
-            first = word(f, addresses, t) >> shift
-            low.value, high.value = f.min(low.value, first), f.max(high.value, first + pieces - 1)
-            with f.loop(0, pieces) as piece:
-                place = first + piece
-                touched.put(i * pieces + piece, place, stamp, t)
-                then = at(grid, place)
-                flagged = f.select(stores, then & flag, f.index(0))
-                bad.value = bad.value | flagged
-                check((then | flag) ^ flag, stamp, t)
-        leave_if(f, bad.value.differs(0))
+        touched.touch(g.get("grid_shift"), own, check)
+        g.leave_if(bad.value.differs(0))
         for name in ("updated", "updated_too"):
-            check_table(name)
-
-        def widen(name: str) -> None:
-            g.set(f"{name}_low", f.min(g.get(f"{name}_low"), low.value))
-            g.set(f"{name}_high", f.max(g.get(f"{name}_high"), high.value))
-
-        def clash(table: Value) -> Callable[[Value, Value, Value], None]:
-            def counted(number: Value, place: Value, stamp: Value) -> None:
-                bad.value = bad.value + number_of(f, at(table, place).differs(stamp))
-
-            return counted
-
-        with f.if_(stores):
+            touched.check_table(name)
+        with f.if_(touched.stores):
             for name in ("last", "other"):
-                check_table(name)
-            leave_if(f, bad.value.differs(0))
-            touched.each(lambda number, place, stamp: put(f, before, number, at(grid, place)))
-            touched.each(lambda number, place, stamp: store(grid, place, stamp))
-            touched.each(clash(grid))
-            with f.if_(bad.value.differs(0)):
-                touched.each(lambda number, place, stamp: store(grid, place, word(f, before, number)), backwards=True)
-                leave(f, 1)
-            widen("written")
-            leave(f, 0)
-        leave_if(f, bad.value.differs(0))
-        last, other = g.pointer("last"), g.pointer("other")
-        widen("read")
-
-        def replace(place: Value, candidate: Value, latest: Value) -> None:
-            """Keep a thread besides the last one, of another block if possible."""
-            differs = ((candidate ^ latest) & someone).differs(0)
-            with f.if_(f.emit("i1", f"and {differs}, {candidate.differs(0).text}")):
-                now = at(other, place)
-                free = f.emit("i1", f"or {now.equals(0)}, {((now ^ latest) & one_block).equals(0).text}")
-                free = f.emit("i1", f"or {free}, {((candidate ^ latest) & one_block).differs(0).text}")
-                with f.if_(free):
-                    store(other, place, candidate)
-
-        touched.each(lambda number, place, stamp: put(f, before, number, at(last, place)))
-        touched.each(lambda number, place, stamp: store(last, place, stamp))
-        touched.each(clash(last))
-        with f.if_(bad.value.equals(0)):
-            touched.each(lambda number, place, stamp: replace(place, word(f, before, number), stamp))
-            leave(f, 0)
-
-        def unmark(number: Value, place: Value, stamp: Value) -> None:
-            """Lanes whose place a later one reads too count once."""
-            with f.if_(at(last, place).differs(stamp)):
-                put(f, before, number, f.index(-1))
-
-        def settle(number: Value, place: Value, stamp: Value) -> None:
-            earlier = word(f, before, number)
-            with f.if_(earlier.differs(-1)):
-                first = at(last, place)
-                store(last, place, stamp)
-                replace(place, earlier, stamp)
-                replace(place, first, stamp)
-
-        touched.each(unmark)
-        touched.each(lambda number, place, stamp: store(last, place, stamp), backwards=True)  # of each place the first
-        touched.each(settle)
+                touched.check_table(name)
+            g.leave_if(bad.value.differs(0))
+            touched.written(grid, lambda stamp, then: then.differs(stamp))
+            touched.widen("written")
+            g.leave(0)
+        g.leave_if(bad.value.differs(0))
+        touched.widen("read")
+        touched.keep_read()
         f.ret(f.index(0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 from gemmery.banks import WARP
 from gemmery_emulator.counters import Counters
 from gemmery_emulator.findings import Findings
-from gemmery_emulator.kernels.native.frames import RELATIVE, Record
-from gemmery_emulator.kernels.native.translation import Translation
+from gemmery_emulator.kernels.native.frames import PAIR_AT, RELATIVE, Record
+from gemmery_emulator.kernels.native.translation import Move, Translation
 from gemmery_emulator.lockstep import LockStep
 
 NEVER = 1 << 62
+LOW = (1 << PAIR_AT) - 1
 
 
 class Races:
@@ -28,7 +29,7 @@ class Races:
         self._clocks = self._shared.clocks
         orders = self._orders
         self.meets = not (orders.publishes or orders.hands_over)  # whether a barrier changes clocks alone
-        self._follows = [index for index in translation.moves if self._global.checks(index)]
+        self._follows = [index for index in translation.number if self._global.checks(index)]
         self._translation = translation
         self._threads = np.arange(machine.threads)
         self._own_lane = self._threads % machine.block_threads
@@ -52,7 +53,7 @@ class Races:
         """Whether compiled code would see nothing of global memory, whose history is packed."""
         return bool(self._follows) and self._global.grid.packed
 
-    def lend(self, context: Record, accesses: NDArray[np.int64], names: list[str]) -> bool:
+    def lend(self, context: Record, accesses: Record) -> bool:
         """Let compiled code go on with the histories; False if they hold what only Python looks at."""
         clocks, grid = self._clocks, self._global.grid
         if clocks.lanes is not None or clocks.publishing.releases.partial:
@@ -94,15 +95,15 @@ class Races:
         for name, value in {**fields, **({} if tables is None else tables.numbers)}.items():
             context.set(name, value)
         # An access narrower than a granule, or one whose history is packed, is left to Python.
-        shifts = np.where(accesses[:, names.index("shared")] == 1, shared.shift, 0)
-        refused = np.zeros(len(accesses), np.bool_)
+        shifts = np.where(accesses.column("shared") == 1, shared.shift, 0)
+        refused = np.zeros(len(shifts), np.bool_)
         for index in self._follows:
             place = self._translation.number[index]
-            accesses[place, names.index("follows")] = 1
-            accesses[place, names.index("access")] = grid.access(index)
+            accesses.set("follows", 1, place)
+            accesses.set("access", grid.access(index), place)
             shifts[place] = 0 if tables is None else tables.numbers["grid_shift"]
             refused[place] = tables is None
-        accesses[:, names.index("refused")] = refused | (accesses[:, names.index("width")] >> shifts == 0)
+        accesses.column("refused")[:] = refused | (accesses.column("width") >> shifts == 0)
         return True
 
     def _make(self, several: bool, granules: int) -> None:
@@ -129,14 +130,39 @@ def _same(value: Any, before: Any) -> bool:
     return value is before or (not isinstance(value, np.ndarray) and type(value) is type(before) and value == before)
 
 
-def count_rows(counters: Iterable[Counters], translation: Translation, rows: NDArray[np.int64]) -> None:
+def count_entries(counters: Sequence[Counters], translation: Translation, entries: NDArray[np.int64]) -> None:
+    """Count the accesses of all entries, those of one instruction that came equally often at once."""
+    keys = (entries[:, 0] & LOW) * (1 << 40) + entries[:, 2]
+    order = np.argsort(keys, kind="stable")
+    order = order[entries[order, 2] > 0]
+    for rows in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1) if order.size else ():
+        _count_rows(counters, translation, entries[rows], entries)
+
+
+def _count_rows(
+    counters: Sequence[Counters], translation: Translation, rows: NDArray[np.int64], entries: NDArray[np.int64]
+) -> None:
     """Count accesses of one instruction, by entries that came equally often."""
-    index = translation.moves[int(rows[0, 0]) - 1]
-    form: Any = translation.forms[index]
-    addresses = rows[:, RELATIVE : RELATIVE + WARP]
-    addresses = addresses - (addresses.min(axis=1, keepdims=True) & -128) + (1 << 12)  # none is negative
-    mask = rows[:, 1, None] >> np.arange(WARP) & 1 == 1
-    every = None if mask.all() else mask.reshape(-1)
-    kind = "st" if form.stores else "ld"
+    number = int(rows[0, 0]) & LOW
+    index, form = translation.records[number - 1]
+    assert isinstance(form, Move)
+    kind, times, (addresses, mask) = form.what or ("st" if form.stores else "ld"), int(rows[0, 2]), _lanes(rows)
+    every = None if mask.all() else mask
+    if not (form.what and form.stores):
+        flat = None if every is None else every.reshape(-1)
+        for each in counters:
+            each.repeated(index, form.space, kind, form.width, addresses.reshape(-1), flat, times)
+        return
+    other = (rows[:, 0] >> PAIR_AT) - 1
+    read, fetched = _lanes(entries[other])
+    fetched &= (other >= 0)[:, None]
     for each in counters:
-        each.repeated(index, form.space, kind, form.width, addresses.reshape(-1), every, int(rows[0, 2]))
+        each.repeated_copies(index, form.width, addresses, read, every, fetched, times)
+
+
+def _lanes(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return the addresses of entries, none of which is negative, and the active lanes."""
+    addresses = rows[:, RELATIVE : RELATIVE + WARP]
+    return addresses - (addresses.min(axis=1, keepdims=True) & -128) + (1 << 12), rows[:, 1, None] >> np.arange(
+        WARP
+    ) & 1 == 1

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
 
-from gemmery.cpu.ir import Function, Value
 from gemmery.cpu.target import Target
 from gemmery_emulator import access, specials
 from gemmery_emulator.blocks import Block
+from gemmery_emulator.convergence import FULL
+from gemmery_emulator.findings.orders import orders
 from gemmery_emulator.instructions import find, makers
 from gemmery_emulator.kernels.native.block_operations import TYPES, WITH_CONSTANT, Emit, emitter
+from gemmery_emulator.kernels.native.warp_operations import exchange
 from gemmery_emulator.lower import LoweredKernel
 from gemmery_emulator.op import NUMPY, STORED, Op
 from gemmery_emulator.ptx import (
@@ -28,7 +29,9 @@ from gemmery_emulator.ptx import (
     Vector,
     names_of,
 )
+from gemmery_emulator.steps import only_constant
 
+NEVER = 1 << 62
 _ORDERED = frozenset(("volatile", "relaxed", "acquire", "release", "mmio"))
 
 
@@ -52,6 +55,33 @@ class Move:
     width: int
     place: Address
     elements: tuple[Operand, ...]
+    what: str = ""  # the kind of its events; "" for that of loads and stores
+
+
+@dataclass(frozen=True)
+class AsyncCopy:
+    """A copy from global to shared memory, of the first `size` bytes; a true predicate in its place reads nothing."""
+
+    ends: tuple[Move, Move]
+    size: tuple[Operand, str] | None
+
+
+@dataclass(frozen=True)
+class CopyGroup:
+    """The end of a group of copies, a wait for all groups but the latest ones, or both."""
+
+    commits: bool
+    pending: int
+
+
+@dataclass(frozen=True)
+class WarpExchange:
+    """An instruction of whole warps; `emit` takes what each lane holds of the first operand, and the others."""
+
+    emit: Emit
+    held: tuple[Operand, str]
+    sources: tuple[tuple[Operand, str], ...]
+    targets: tuple[tuple[Operand, str], ...]
 
 
 @dataclass(frozen=True)
@@ -63,78 +93,78 @@ class BlockParameter:
     elements: tuple[Operand, ...]
 
 
+Form = Compute | Move | AsyncCopy | CopyGroup | WarpExchange | BlockParameter
+
+
 class Translation:
     """Which instructions of a kernel have code, and the code of its blocks."""
 
     def __init__(self, program: LoweredKernel, target: Target) -> None:
         self.program, self.target = program, target
-        self.forms: list[Compute | Move | BlockParameter | None] = [
-            self._form(instruction) for instruction in program.kernel.instructions
-        ]
-        self.moves = [index for index, form in enumerate(self.forms) if isinstance(form, Move)]
-        self.number = {index: number for number, index in enumerate(self.moves)}
+        self._publishes = orders(program.kernel).publishes
+        self.forms: list[Form | None] = [self._form(instruction) for instruction in program.kernel.instructions]
+        # What has a record: each access by its instruction, both ends of a copy; and the place of an instruction's.
+        self.records: list[tuple[int, Move | CopyGroup]] = []
+        self.number: dict[int, int] = {}
+        for index, form in enumerate(self.forms):
+            if isinstance(form, Move | AsyncCopy | CopyGroup):
+                self.number[index] = len(self.records)
+                self.records += [(index, each) for each in (form.ends if isinstance(form, AsyncCopy) else (form,))]
+        self._slots = [self._slots_of(instruction) for instruction in program.kernel.instructions]
         self.stored = [value.dtype.str[1:] if value.dtype.kind != "b" else "?" for value in program.zeros]
 
     # ---- forms ----
 
-    def _form(self, instruction: Instruction) -> Compute | Move | BlockParameter | None:
+    def _form(self, instruction: Instruction) -> Form | None:
+        opcode, operands = instruction.opcode, instruction.operands
+        op = find(opcode)
         if instruction.guard is not None:
             return None
-        opcode = instruction.opcode
-        if any(isinstance(each, Special) and each.name in specials.CLOCKS for each in instruction.operands):
+        if any(isinstance(each, Special) and each.name in specials.CLOCKS for each in operands):
             return None
         if opcode.name in ("ld", "st"):
             return self._move(instruction)
-        if opcode.name == "mov":
-            kind = opcode.type
-            simple = len(instruction.operands) == 2 and not any(isinstance(x, Vector) for x in instruction.operands)
-            return self._compute(lambda f, a: a, ((1, kind),), (kind,), instruction) if simple else None
-        if opcode.name == "cvta":
-            plain = opcode.modifiers[-1:] == ("global",)
-            return self._compute(lambda f, a: a, ((1, "u64"),), ("u64",), instruction) if plain else None
-        op = find(opcode)
-        if not isinstance(op, Op) or op.scope != "lane" or op.carry:
-            return None
-        code = emitter(opcode.spelling, self.target.has_fma)
-        if code is None:
-            return None
-        first = instruction.operands[0]
+        if opcode.name.startswith("cp.async"):
+            return self._copy(instruction) if opcode.name == "cp.async" else _group(instruction)
+        if opcode.name in ("mov", "cvta"):
+            plain = opcode.name == "mov" or opcode.modifiers[-1:] == ("global",)
+            plain = plain and len(operands) == 2 and not any(isinstance(each, Vector) for each in operands)
+            return self._compute(lambda f, a: a, operands, (opcode.types[-1:] * 2)) if plain else None
+        if isinstance(op, Op) and op.lanes == "mask":
+            return self._exchange(instruction, op)
+        return self._computed(instruction, op) if isinstance(op, Op) and op.scope == "lane" and not op.carry else None
+
+    def _computed(self, instruction: Instruction, op: Op) -> Compute | None:
+        (first, *sources), kinds = instruction.operands, op.results
+        code = emitter(instruction.opcode.spelling, self.target.has_fma)
         results = first.elements if isinstance(first, Vector) else (first,)
-        sources = instruction.operands[1:]
-        if len(sources) != len(op.operands) or any(isinstance(each, Vector) for each in sources):
+        if code is None or len(sources) != len(op.operands) or any(isinstance(each, Vector) for each in sources):
             return None
-        kinds = op.results
         if len(results) == 2 and op.complement is not None:
-            single = code
-
-            def both(f: Function, *values: Value) -> Any:
-                return single(f, *values, both=True)
-
-            code, kinds = both, (*kinds, "pred")
+            code, kinds = partial(code, both=True), (*kinds, "pred")
         if len(results) > len(kinds):
             return None
-        constant_ = None
-        if opcode.spelling in WITH_CONSTANT:
-            last = sources[-1]
-            if not isinstance(last, Immediate):
-                return None
-            constant_, sources = last.bits, sources[:-1]
-        reads = tuple((place, kind) for place, kind in zip(range(1, 1 + len(sources)), op.operands, strict=False))
-        return self._compute(code, reads, kinds, instruction, results, constant_)
+        last = sources[-1] if instruction.opcode.spelling in WITH_CONSTANT else None
+        if last is None:
+            return self._compute(code, (*results, *sources), (*kinds[: len(results)], *op.operands), len(results))
+        if not isinstance(last, Immediate):
+            return None
+        operands = *results, *sources[:-1]
+        return self._compute(code, operands, (*kinds, *op.operands[:-1]), len(results), last.bits)
 
     def _compute(
         self,
         code: Emit,
-        reads: Sequence[tuple[int, str]],
+        operands: Sequence[Operand],
         kinds: Sequence[str],
-        instruction: Instruction,
-        results: Sequence[Operand] = (),
-        constant_: int | None = None,
+        results: int = 1,
+        constant: int | None = None,
     ) -> Compute | None:
-        sources = tuple((instruction.operands[place], kind) for place, kind in reads)
-        targets = tuple(zip(results or instruction.operands[:1], kinds, strict=False))
+        """Return the code of an instruction with these operands, the results first, unless one of them has none."""
+        pairs = tuple(zip(operands, kinds, strict=True))
+        targets, sources = pairs[:results], pairs[results:]
         fine = all(self._readable(*source) for source in sources) and all(map(_writable, targets))
-        return Compute(code, sources, targets, constant_) if fine else None
+        return Compute(code, sources, targets, constant) if fine else None
 
     def _readable(self, operand: Operand, kind: str) -> bool:
         dtype = NUMPY[kind]
@@ -148,10 +178,50 @@ class Translation:
             case Not(register):
                 return STORED[register.type] == "?" and dtype == "?"
             case Special(name):
-                return specials.is_modelled(name) and not name.startswith("%is_") and dtype != "?"
+                return specials.is_modeled(name) and not name.startswith("%is_") and dtype != "?"
             case Symbol():
                 return dtype in ("u4", "u8")
         return False
+
+    def _exchange(self, instruction: Instruction, op: Op) -> WarpExchange | None:
+        """A shuffle, vote or reduction of all lanes, by which no lane may publish what others have written."""
+        code, (first, held, *sources) = exchange(instruction.opcode.spelling), instruction.operands
+        members = self._constant(sources[-1]) if sources else 0
+        if code is None or self._publishes or members & FULL != FULL:
+            return None
+        results = first.elements if isinstance(first, Vector) else (first,)
+        reads = tuple(zip(sources[:-1], op.operands[1:], strict=False))
+        targets = tuple(zip(results, op.results, strict=False))
+        fine = all(self._readable(*each) for each in ((held, op.operands[0]), *reads)) and all(map(_writable, targets))
+        return WarpExchange(code, (held, op.operands[0]), reads, targets) if fine else None
+
+    def _constant(self, operand: Operand) -> int:
+        """Return a constant, also one in a register that nothing else writes; 0 for no constant."""
+        if isinstance(operand, Register) and len(writers := makers(self.program.kernel).get(operand.name, [])) == 1:
+            only = self.program.kernel.instructions[writers[0]]
+            operand = only.operands[-1] if only.opcode.name == "mov" and only.guard is None else operand
+        return operand.bits if isinstance(operand, Immediate) else 0
+
+    def _copy(self, instruction: Instruction) -> AsyncCopy | None:
+        words, (target, source, width, *rest) = access.read_copy(instruction.opcode), instruction.operands
+        if words is None or not isinstance(width, Immediate):
+            return None
+        size, ends = rest[: len(rest) - ("policy" in words)], []
+        for place, space in ((source, "global"), (target, "shared")):
+            if not isinstance(place, Address) or not self._addressed(place):
+                return None
+            ends.append(Move(space == "shared", space, "b32", width.bits, place, (), "cp.async"))
+        if not size:
+            return AsyncCopy((ends[0], ends[1]), None)
+        skips = isinstance(size[0], Not) or (isinstance(size[0], Register) and size[0].type == "pred")
+        kind = "pred" if skips else "u32"
+        return AsyncCopy((ends[0], ends[1]), (size[0], kind)) if self._readable(size[0], kind) else None
+
+    def _addressed(self, place: Address) -> bool:
+        """Whether an address is in a register, or that of a variable."""
+        base = place.base
+        named = isinstance(base, Register | Symbol) and base.name not in ("_", *self.parameters)
+        return named and not place.coordinates
 
     def _move(self, instruction: Instruction) -> Move | BlockParameter | None:
         spelled, loads = access.read(instruction.opcode), instruction.opcode.name == "ld"
@@ -173,11 +243,7 @@ class Translation:
             return None if base is None else BlockParameter(base + place.offset, kind, elements)
         if spelled.space not in ("global", "shared") or instruction.opcode.space not in ("global", "shared"):
             return None
-        if isinstance(place.base, Register) and place.base.name == "_":
-            return None
-        if isinstance(place.base, Symbol) and place.base.name in self.parameters:
-            return None
-        if isinstance(place.base, Immediate):
+        if not self._addressed(place):
             return None
         return Move(not loads, spelled.space, kind, spelled.width, place, elements)
 
@@ -212,8 +278,11 @@ class Translation:
 
     # ---- registers ----
 
-    def slots(self, instruction: Instruction) -> list[int]:
+    def slots(self, index: int) -> list[int]:
         """Return the slots of registers that an instruction names."""
+        return self._slots[index]
+
+    def _slots_of(self, instruction: Instruction) -> list[int]:
         guard = () if instruction.guard is None else (instruction.guard,)
         known = self.program.slots
         return list(dict.fromkeys(known[name] for name in names_of((*instruction.operands, *guard)) if name in known))
@@ -221,12 +290,48 @@ class Translation:
     @cached_property
     def mentions(self) -> Counter[int]:
         """In how many instructions each register is named."""
-        return Counter(slot for each in self.program.kernel.instructions for slot in self.slots(each))
+        return Counter(slot for slots in self._slots for slot in slots)
+
+    @cached_property
+    def uniform(self) -> dict[int, int]:
+        """The registers whose values come from parameters alone, and the instruction that gives each."""
+        slots, known, writers = self.program.slots, dict[int, int](), makers(self.program.kernel)
+        for index, form in enumerate(self.forms):
+            names = [name for name in names_of(_targets(form)) if name != "_"]
+            alone = all(len(writers.get(name, ())) == 1 for name in names)
+            sources = form.sources if isinstance(form, Compute) else ()
+            plain = all(isinstance(each, Immediate) or _slot(slots, each) in known for each, _ in sources)
+            if names and alone and plain and (isinstance(form, BlockParameter) or sources):
+                known.update((slots[name], index) for name in names)
+        return known
+
+    def address_slot(self, form: Form | None) -> int | None:
+        """Return the register that holds the addresses of an access, if one does as they are."""
+        if not isinstance(form, Move) or not isinstance(base := form.place.base, Register) or form.place.offset:
+            return None
+        return self.program.slots[base.name] if STORED[base.type][1] == "8" else None
 
     def share(self, block: Block) -> float:
         """Return the part of a block's instructions that have code."""
         forms = self.forms[block.first : block.last - bool(block.way)]
         return sum(form is not None for form in forms) / len(forms) if forms else 1.0
+
+
+def _group(instruction: Instruction) -> CopyGroup | None:
+    what = instruction.opcode.name.removeprefix("cp.async.")
+    if what == "wait_group":
+        return CopyGroup(False, only_constant(instruction))
+    return CopyGroup(True, NEVER if what == "commit_group" else 0) if what in ("commit_group", "wait_all") else None
+
+
+def _targets(form: Form | None) -> tuple[Operand, ...]:
+    if isinstance(form, BlockParameter):
+        return form.elements
+    return tuple(target for target, _ in form.targets) if isinstance(form, Compute) else ()
+
+
+def _slot(slots: dict[str, int], operand: Operand) -> int | None:
+    return slots.get(operand.name) if isinstance(operand, Register) else None
 
 
 def _writable(target: tuple[Operand, str]) -> bool:

@@ -17,7 +17,7 @@ LEFT, WIDE = 96, 24  # of the picture: labels, and the width of a bank
 GAP = 12  # between groups of lanes
 MEANINGS = {False: ("accent", "lanes without conflicts"), True: ("rival", "lanes in a bank conflict")}
 READING = (
-    "A box is a word, or neighbouring words, with the lanes that request it; boxes on one bank are stacked, and the "
+    "A box is a word, or neighboring words, with the lanes that request it; boxes on one bank are stacked, and the "
     "highest stack of a group is its number of wavefronts."
 )
 SECTOR, LINE = 32, 128  # bytes
@@ -30,7 +30,7 @@ SECTORS_READING = (
 
 @dataclass(frozen=True)
 class Box:
-    """Words on neighbouring banks that the same lanes request in the same wavefront of their group."""
+    """Words on neighboring banks that the same lanes request in the same wavefront of their group."""
 
     level: int
     bank: int
@@ -93,7 +93,7 @@ def cost(access: WarpAccess) -> str:
 
 
 def _every(access: WarpAccess, together: int) -> list[tuple[int, ...]]:
-    """Active lanes in groups of `together` neighbours, without empty groups."""
+    """Active lanes in groups of `together` neighbors, without empty groups."""
     active = [lane for lane in range(access.addressing) if access.addresses[lane] is not None]
     return [tuple(group) for _, group in groupby(active, lambda lane: lane // together)]
 

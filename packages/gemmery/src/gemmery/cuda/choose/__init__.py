@@ -54,7 +54,7 @@ def chosen(problem: Problem, device: Device, split: bool = True, swapped: bool =
 @lru_cache(maxsize=4096)
 def _chosen(problem: Problem, device: Device, split: bool, swapped: bool) -> tuple[int, ...]:
     """Return the values of KEYS; a plan asks for those of a problem five times, for 30 us each."""
-    tile, splits = measured(problem, device, split, swapped) or modelled(problem, device, split, swapped)
+    tile, splits = measured(problem, device, split, swapped) or modeled(problem, device, split, swapped)
     band, blocks = order(tile, problem.m, problem.n, problem.batch, device)
     shallow = problem.scales and problem.k <= SHALLOW_FACTORED
     if shallow and problem.m * problem.n > MANY_FACTORED * device.sms * tile.bm * tile.bn:
@@ -70,7 +70,7 @@ def traced_choices(problem: Problem, device: Device) -> dict[str, int]:
     paired = traced_function.is_paired(problem)
     whole = problem._replace(n=2 * problem.n) if paired else problem
     plain = whole._replace(epilogue="", scaled=True)
-    tile, _ = measured(plain, device, False, False) or modelled(plain, device, False, False)
+    tile, _ = measured(plain, device, False, False) or modeled(plain, device, False, False)
     tiles_of_few = -(-problem.n // 128) * problem.batch
     if paired and FEW < problem.m <= 64 and device.sms / 2 < tiles_of_few <= device.sms:
         tile = PAIRED_FEW
@@ -144,7 +144,7 @@ def outruns_gemv(problem: Problem, device: Device) -> bool:
     return any(k <= depth and n in columns and n <= ratio * k for depth, columns, ratio in ranges)
 
 
-def modelled(problem: Problem, device: Device, split: bool = True, swapped: bool = True) -> tuple[Instance, int]:
+def modeled(problem: Problem, device: Device, split: bool = True, swapped: bool = True) -> tuple[Instance, int]:
     """Return the instance and split that take the fewest cycles by the model."""
     demand, limits = demand_of(problem), card(device)
     choices = [(tile, 1) for tile in candidates(problem, demand, device, swapped)]

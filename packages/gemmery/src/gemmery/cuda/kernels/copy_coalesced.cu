@@ -1,5 +1,5 @@
 // Effect: memory is moved in sectors of 32 bytes, however few of those bytes a warp needs.
-// Every thread copies one element of WIDTH floats; the elements of neighbouring threads are STRIDE apart. All of x is
+// Every thread copies one element of WIDTH floats; the elements of neighboring threads are STRIDE apart. All of x is
 // copied at every stride: only the assignment to threads changes. STRIDE divides the number of elements.
 // Measured on an H200: from stride 8 on a warp touches 32 sectors instead of 4, and the time grows nearly as much; at
 // stride 32, where the sectors are on more lines, it grows further.

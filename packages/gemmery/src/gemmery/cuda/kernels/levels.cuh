@@ -1,7 +1,7 @@
 // Weights of 4 or 8 bits: how 64 rows by 128 of k lie in memory, and how a thread makes operands of wgmma of its share.
 // A chunk is the weights, then the factors of its groups, then their zero points (cuda/weights.py arranges them). Rows
 // 2 g and 2 g + 1 of a warp's 16 are the rows g and g + 8 of its fragment, so that a thread's two sums of a token are
-// neighbours in C. A thread's 16 bytes are next to its neighbour's.
+// neighbors in C. A thread's 16 bytes are next to its neighbor's.
 // Idea: no integer becomes a number by a conversion. A bf16 whose 8 high bits are 0 is its 8 low bits times 2^-133,
 // whether it is subnormal or not; an f16 with 0x64 above 8 bits is 1024 more than they count. One logical instruction
 // leaves a level where it lies, for both halves of a register, and one multiply-add takes the offset off.

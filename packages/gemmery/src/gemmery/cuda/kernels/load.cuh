@@ -25,7 +25,7 @@ __device__ __forceinline__ Panel<typename OperandsOf<T>::B> panel_of_b(const Pro
 
 __device__ constexpr Layout transposed(Layout layout) { return layout == ROW ? COL : layout == COL ? ROW : ANY; }
 
-// The position of element (side, k) of a tile in shared memory, which of its neighbours are adjacent there, and the
+// The position of element (side, k) of a tile in shared memory, which of its neighbors are adjacent there, and the
 // distance of elements whose sides differ by multiples of SPAN.
 template <int SIDE, int BK> struct SideMajor {
   static constexpr int SIZE = SIDE * BK, SPAN = 1;

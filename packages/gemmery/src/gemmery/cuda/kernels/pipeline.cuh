@@ -16,7 +16,7 @@ template <int STAGES> struct Ring {
   }
 };
 
-// Initialises a block's barriers, by one thread: `full` is for the arrival of the producer, `empty` for the consumers'.
+// Initializes a block's barriers, by one thread: `full` is for the arrival of the producer, `empty` for the consumers'.
 template <int STAGES> __device__ __forceinline__ void init_ring(unsigned full, unsigned empty, int consumers) {
   for (int stage = 0; stage < STAGES; ++stage) {
     ptx::mbarrier_init(full + 8 * stage, 1);

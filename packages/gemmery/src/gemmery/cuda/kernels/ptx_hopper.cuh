@@ -12,7 +12,7 @@ __device__ __forceinline__ void mbarrier_init(unsigned barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// After it, copies and other blocks of the cluster see barriers that this thread has initialised.
+// After it, copies and other blocks of the cluster see barriers that this thread has initialized.
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -137,6 +137,23 @@ template <int PENDING> __device__ __forceinline__ void cp_async_bulk_wait_group_
 
 // Lets copies and wgmma see what this thread has stored in shared memory.
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Lets copies see what this thread has seen of global memory.
+__device__ __forceinline__ void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
+// Nanoseconds, which count on in steps of a microsecond or less.
+__device__ __forceinline__ unsigned long long globaltimer() {
+  unsigned long long x;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(x));
+  return x;
+}
+
+// A flag that another device writes: what was written before it is seen after it.
+__device__ __forceinline__ int ld_acquire_sys(const int* flag) {
+  int x;
+  asm volatile("ld.acquire.sys.global.s32 %0, [%1];" : "=r"(x) : "l"(flag) : "memory");
+  return x;
+}
 
 // ---- parts of a tile in shared memory ----
 

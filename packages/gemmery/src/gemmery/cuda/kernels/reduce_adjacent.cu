@@ -1,6 +1,6 @@
 // Effect: a reduction tree over adjacent partners keeps a few lanes of every warp busy down to the last levels.
 // A block adds up BLOCK elements of x into one of y, repeatedly: at each level every second one of the remaining
-// threads adds its neighbour's sum.
+// threads adds its neighbor's sum.
 template <int BLOCK>
 __global__ void reduce_adjacent(const float* x, float* y, int n) {
   __shared__ float sums[BLOCK];

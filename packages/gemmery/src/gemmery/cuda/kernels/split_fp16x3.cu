@@ -1,6 +1,6 @@
 // Idea: float32 on tensor cores, as two halves: three products with the accuracy of float32, where one of tf32 is wrong
 // from the fourth digit. High times high is summed on CUDA cores every 64 of k; the two corrections, 2^-11 of it, stay
-// in tensor cores to the end. Tensor cores cut sums towards zero: over a long k that becomes a bias, which ends with
+// in tensor cores to the end. Tensor cores cut sums toward zero: over a long k that becomes a bias, which ends with
 // every sum that CUDA cores take over and round.
 // Parent: wgmma_epilogue, whose sums tensor cores keep to the end.
 // Measured on an H200: 206 TFLOP/s at n = 4096 and 230 at 8192 with the pre-pass, 4.0 and 4.5 times cuBLAS in float32.

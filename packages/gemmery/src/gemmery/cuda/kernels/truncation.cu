@@ -1,4 +1,4 @@
-// Effect: tensor cores cut a sum towards zero; CUDA cores round it.
+// Effect: tensor cores cut a sum toward zero; CUDA cores round it.
 // Each sum begins with 2^24, where float32 counts in twos, and takes STEPS whole numbers from 1 to 16, one from each
 // product of a warp. `kept` stays in tensor cores from the first to the last: half of the numbers are odd, and each of
 // those loses 1. `promoted` is added by CUDA cores, which round half of the odd ones up.

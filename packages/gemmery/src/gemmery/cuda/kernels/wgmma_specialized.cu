@@ -26,7 +26,7 @@ template <class Tiles, int STAGING = 0> struct Pipeline {
   int warpgroup;  // 0: the producer's
 
   // Whether the next launch may begin at once. Its blocks then come to multiprocessors as these become free, which
-  // scatters neighbouring tiles over the chip: fewer of their copies are served together on the way from L2. That costs
+  // scatters neighboring tiles over the chip: fewer of their copies are served together on the way from L2. That costs
   // large tiles time; small ones are soon over, and gain more from the early begin. So do launches that leave
   // half of the multiprocessors free, and those that are brief. The largest tiles have no registers to decide.
   template <class P> static __device__ __forceinline__ bool lets_next_begin(const P& p) {

@@ -1,5 +1,5 @@
 // The column that pads a tile is read, and nobody has written it.
-__global__ void uninitialised(float* out, const float* in) {
+__global__ void uninitialized(float* out, const float* in) {
   __shared__ float tile[32][33];
   int x = threadIdx.x, y = threadIdx.y;
   tile[y][x] = in[y * 32 + x];

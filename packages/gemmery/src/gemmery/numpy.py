@@ -1,4 +1,11 @@
-"""Put compiled loops into NumPy's ufuncs of products, and take them out."""
+"""NumPy's own products by gemmery: `install()` puts its kernels behind `np.matmul`, `@` and their like.
+
+>>> import numpy as np, gemmery.numpy
+>>> with gemmery.numpy.install():
+...     np.arange(4, dtype="i2").reshape(2, 2) @ np.eye(2, dtype="i2")
+array([[0, 1],
+       [2, 3]], dtype=int16)
+"""
 
 from __future__ import annotations
 
@@ -26,6 +33,9 @@ from gemmery.dispatch.cpu import UNLIMITED, Family, families
 from gemmery.errors import DTypeError, RefusedError, brief
 from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
+
+__all__ = ["DEFAULT", "install", "installed", "uninstall"]
+
 
 DEFAULT = ("float16", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
 _REPLACE = 30  # PyUFunc_ReplaceLoopBySignature in NumPy's table of ufuncs' functions, which only grows

@@ -1,5 +1,5 @@
-// Neighbouring bytes are different places, the same byte is not: two threads meet at every second one.
-__global__ void narrow_neighbours(unsigned char* out, const unsigned char* in) {
+// Neighboring bytes are different places, the same byte is not: two threads meet at every second one.
+__global__ void narrow_neighbors(unsigned char* out, const unsigned char* in) {
   __shared__ unsigned char tile[128];
   int t = threadIdx.x;
 #ifdef FIXED

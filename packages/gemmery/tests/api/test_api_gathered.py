@@ -1,0 +1,100 @@
+"""Rows of grouped products by an index: gathered on the way in, added in order on the way out."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gemmery as gm
+from gemmery.errors import ArgumentError, DTypeError, LayoutError, ShapeError
+
+TYPES = [np.float32, np.float16, ml_dtypes.bfloat16, np.int8, np.float64]
+
+
+def routed(dtype, tokens=23, chosen=2, groups=4, k=17, n=9, seed=0):
+    """Return tokens, experts, ends, and the token of each row of the groups."""
+    draw = np.random.default_rng(seed)
+    a, b = draw.integers(-4, 5, (tokens, k)).astype(dtype), draw.integers(-4, 5, (groups, k, n)).astype(dtype)
+    expert = draw.integers(0, groups, tokens * chosen)
+    order = np.argsort(expert, kind="stable")
+    return a, b, np.searchsorted(expert[order], np.arange(groups), "right"), order // chosen
+
+
+def expected(a, b, ends, gather, scatter, rows):
+    total, start = np.zeros((rows, b.shape[2])), 0
+    for group, end in enumerate(ends):
+        for i in range(start, end):
+            total[scatter[i]] += a[gather[i]].astype(np.float64) @ b[group].astype(np.float64)
+        start = end
+    return total
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_experts_of_tokens(dtype):
+    a, b, ends, token = routed(dtype)
+    result = gm.grouped_matmul(a, b, offsets=ends, gather=token, scatter=token)
+    wanted = expected(a, b, ends, token, token, len(a)).astype(a.dtype)
+    assert result.dtype == a.dtype
+    np.testing.assert_array_equal(result, wanted)
+    rows = gm.grouped_matmul(a, b, offsets=ends, gather=token)
+    np.testing.assert_array_equal(rows, gm.grouped_matmul(a[token], b, offsets=ends))
+
+
+def test_sums_are_in_order_and_rounded_once():
+    a = np.array([[1.0], [2.0**24], [1.0], [-(2.0**24)]], np.float32)
+    ends, experts = [4], np.ones((1, 1, 1), np.float32)
+    for order in ([0, 1, 2, 3], [1, 3, 0, 2], [1, 0, 3, 2]):
+        total = np.float32(0)
+        for i in order:
+            total += a[i, 0]
+        result = gm.grouped_matmul(a, experts, offsets=ends, gather=order, scatter=[2] * 4)
+        assert result[2, 0] == total
+    half = np.full((64, 1), 1 + 2.0**-10, np.float16)
+    result = gm.grouped_matmul(half, np.ones((1, 1, 1), np.float16), offsets=[64], scatter=np.zeros(64, int))
+    assert result[0, 0] == np.float16(64 * (1 + 2.0**-10))
+
+
+def test_rows_of_no_group_and_an_out():
+    a, b, ends, token = routed(np.float32)
+    ends = np.minimum(ends, 30)
+    out = np.full((40, 9), np.nan, np.float32)
+    assert gm.grouped_matmul(a, b, offsets=ends, gather=token, scatter=token + 3, out=out) is out
+    np.testing.assert_array_equal(out, expected(a, b, ends, token, token + 3, 40))
+
+
+def test_tensors_have_the_same_bits():
+    torch = pytest.importorskip("torch")
+    a, b, ends, token = routed(np.float32)
+    a = (a * 1.37).astype(np.float32)
+    ends = np.minimum(ends, 41)
+    wanted = gm.grouped_matmul(a, b, offsets=ends, gather=token, scatter=token)
+    tensors = [torch.from_numpy(x) for x in (a, b, ends, token)]
+    result = gm.grouped_matmul(*tensors[:2], offsets=tensors[2], gather=tensors[3], scatter=tensors[3])
+    np.testing.assert_array_equal(result.numpy(), wanted)
+    halves = [x.to(torch.bfloat16) for x in tensors[:2]]
+    result = gm.grouped_matmul(*halves, offsets=ends.tolist(), gather=token.tolist(), scatter=tensors[3])
+    assert result.dtype is torch.bfloat16
+    np.testing.assert_allclose(result.float().numpy(), wanted, rtol=2e-2, atol=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"gather": [0.5]}, DTypeError, "integers"),
+        ({"gather": [0, 23]}, ArgumentError, "row 0 to 23, and there are 23"),
+        ({"scatter": [0, -1] + [0] * 21}, ArgumentError, "row -1"),
+        ({"scatter": [0, 1]}, ShapeError, "one row number for each row"),
+        ({"gather": [[0]]}, ShapeError, "has shape"),
+        ({"gather": [0], "offsets": None}, ArgumentError, "are for offsets"),
+        ({"scatter": [0] * 23, "out": np.zeros((3, 9))}, ShapeError, "out is float64"),
+    ],
+)
+def test_wrong_indices_are_refused(options, error, words):
+    a, b, _, _ = routed(np.float32)
+    with pytest.raises(error, match=words):
+        gm.grouped_matmul(a, b, **{"offsets": [1, 1, 1, 1], **options})
+
+
+def test_other_arrays_are_refused():
+    a, b, _, _ = routed(np.float32)
+    with pytest.raises(LayoutError, match="list"):
+        gm.grouped_matmul(a.tolist(), b, offsets=[1, 1, 1, 1], gather=[0])

@@ -189,7 +189,7 @@ __global__ void moved(float* to, const float* from, int n) {
   }
 }
 
-// Sums of blocks. STEP 1: neighbours, by a remainder; 2: strided indices; 3: halves; 4: the first addition while
+// Sums of blocks. STEP 1: neighbors, by a remainder; 2: strided indices; 3: halves; 4: the first addition while
 // loading; 5: the last warp alone; 6: unrolled; 7: many elements a thread.
 __device__ __forceinline__ void last_warp(volatile float* part, int t, int threads) {
   if (threads >= 64) part[t] += part[t + 32];
@@ -253,7 +253,7 @@ __global__ void counted(const unsigned char* from, unsigned* bins, int n) {
   if (SHARED) atomicAdd(bins + threadIdx.x, own[threadIdx.x]);
 }
 
-// A star of radius 4 along x, y and z of an n x n x n cube: neighbours from global memory; along z from registers; and
+// A star of radius 4 along x, y and z of an n x n x n cube: neighbors from global memory; along z from registers; and
 // the plane from shared memory too.
 template <int WAY>
 __global__ void star(const float* from, float* to, int n) {

@@ -128,7 +128,7 @@ LADDERS = (
     )),
     PublishedLadder("stencil", "Micikevicius, 3D Finite Difference Computation on GPUs Using CUDA, 2009",
                     ("t4", "a100", "rtx4090"), (
-        LadderKernel("neighbours from global memory", "star<0>", 1, (8, 16, 248), (32, 16), 256),
+        LadderKernel("neighbors from global memory", "star<0>", 1, (8, 16, 248), (32, 16), 256),
         LadderKernel("column in registers, plane in shared memory", "star<2>", 2, (8, 16), (32, 16), 256),
     )),
 )  # fmt: skip

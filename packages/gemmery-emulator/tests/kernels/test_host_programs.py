@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 from pathlib import Path
@@ -361,6 +362,8 @@ def test_refusals(monkeypatch):
         run("int main() {\n return nothing; }")
     with pytest.raises(CompileError, match="no main"):
         run("__global__ void k() {}")
+    with pytest.raises(CompileError, match="has no body of it"):
+        run("__global__ void k() {} int main();")
     with pytest.raises(CompileError, match="undefined"):  # of a kernel, when it is launched
         run("__global__ void k(int* x) { *x = nothing; } int main() { k<<<1, 1>>>(0); }")
     monkeypatch.setattr(host_part.shutil, "which", lambda name: None)
@@ -403,6 +406,16 @@ def test_the_heap_uses_what_is_freed_again():
     large = heap.allocate("e", 3 << 20)
     assert heap.holding(large.start + 5) is large
     assert heap.memory({second.start: "table"}).address("table") == second.start
+
+
+def test_json_is_alone_on_stdout(tmp_path: Path, capfd):
+    file = tmp_path / "p.cu"
+    file.write_text('#include <cstdio>\n__global__ void k() { printf("device "); }\n'
+                    'int main() { printf("host "); k<<<1, 1>>>(); return 0; }\n')  # fmt: skip
+    assert emulate(file, run=True, json=True)() == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out)["status"] == 0
+    assert ("device" in err, "host" in err) == (True, True)
 
 
 def test_the_command(tmp_path: Path):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -168,7 +170,8 @@ def _run_whole(
 
     before = progress.set(announcer(sys.stderr.write))
     try:
-        program = run_program(file, words, arch, options=options, card=card, seconds=seconds)
+        with _to_stderr() if json else nullcontext():  # what the program prints is no JSON
+            program = run_program(file, words, arch, options=options, card=card, seconds=seconds)
     finally:
         progress.reset(before)
     faults = bool(program.notes) or any(run.findings for run in program.runs)
@@ -186,6 +189,20 @@ def _run_whole(
             sys.stdout.write(f"\npredicted for all launches on {card}: {program.seconds * 1e6:,.1f} us\n")
     sys.stderr.writelines(f"gemmery: {note}\n" for note in program.notes)
     return 1 if faults else program.status
+
+
+@contextmanager
+def _to_stderr() -> Iterator[None]:
+    """Let all that this process prints, of C too, go to stderr."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def _emulate(

@@ -362,6 +362,8 @@ def run_program(
     runtime = Runtime(text, name, folder, arch, device_options, cards.card(card or arch.rstrip("af")), card, check)
     with host_part.build_folder() as into:
         built = _linked(program, folder, options, Path(into))
+        if not hasattr(built, "main"):
+            raise CompileError(f"{name} declares main() and has no body of it: pass its file, such as -o main.cpp")
         called = ctypes.CFUNCTYPE(ctypes.c_longlong, ctypes.c_char_p, ctypes.POINTER(ctypes.c_longlong), ctypes.c_int)
         answer = called(runtime.call)  # lives until main() has returned
         words = [name.encode(), *(each.encode() for each in arguments)]

@@ -46,7 +46,8 @@ def save_quantized(path: Any, matrices: Mapping[str, QuantizedMatrix], others: T
 
     Raises ArgumentError for arrays of another library, and InstallError without safetensors.
     """
-    if not isinstance(matrices, Mapping) or any(type(matrix) is not QuantizedMatrix for matrix in matrices.values()):
+    own: Any = matrices
+    if not isinstance(own, Mapping) or any(type(matrix) is not QuantizedMatrix for matrix in own.values()):
         raise ArgumentError(f"matrices={brief(matrices)}: pass a dict of what gm.quantize returns, by names")
     tensors = dict(others or {})
     for name, matrix in matrices.items():

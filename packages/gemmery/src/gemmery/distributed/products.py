@@ -65,10 +65,10 @@ def matmul(
 
     Raises ShapeError, DTypeError or ArgumentError, the same one on every rank, before any part is sent.
     """
-    ranks, mesh, given, parts = _operands(a, b, group, placements, mesh)
+    ranks, mesh, pair, parts = _operands(a, b, group, placements, mesh)
     wrong: Exception | None = None
     try:
-        of_a, of_b = _pair_of_placements(given)
+        of_a, of_b = _pair_of_placements(pair)
         if any(not hasattr(x, "is_cuda" if isinstance(ranks, TorchRanks) else "dtype") for x in parts):
             kinds = ", ".join(type(x).__name__ for x in parts)
             raise ArgumentError(f"operands are {kinds}: pass tensors to a process group, arrays to a communicator")
@@ -223,10 +223,10 @@ def _operands(
     return ranks, mesh or (ranks.size,), placements, (a, b)
 
 
-def _pair_of_placements(given: Any) -> tuple[tuple[Placement, ...], tuple[Placement, ...]]:
-    if not isinstance(given, Sequence) or len(given) != 2:
+def _pair_of_placements(pair: Any) -> tuple[tuple[Placement, ...], tuple[Placement, ...]]:
+    if not isinstance(pair, Sequence) or len(pair) != 2:
         raise ArgumentError("placements are missing: give those of a and of b, such as (Shard(0), Replicate())")
-    of_a, of_b = (tuple(_placement(place) for place in _several(each)) for each in given)
+    of_a, of_b = (tuple(_placement(place) for place in _several(each)) for each in pair)
     return of_a, of_b
 
 

@@ -118,8 +118,8 @@ def _traced(traced: Epilogue, sums: int) -> EpilogueGraph:
     operands = traced.parameters[sums:]
     symbols += [EpilogueSymbol(builder, builder.add("operand", value=operand)) for operand in operands]
     pairs = list(zip(traced.parameters, symbols, strict=True))
-    named = {parameter: symbol for parameter, symbol in pairs if parameter in traced.by_name}
-    result = traced.function(*(symbol for parameter, symbol in pairs if parameter not in named), **named)
+    keywords = {parameter: symbol for parameter, symbol in pairs if parameter in traced.by_name}
+    result = traced.function(*(symbol for parameter, symbol in pairs if parameter not in keywords), **keywords)
     results = result if isinstance(result, tuple) else (result,)
     outputs = []
     for place, output in enumerate(results):

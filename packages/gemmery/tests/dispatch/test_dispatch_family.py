@@ -26,6 +26,15 @@ def shapes(draw, count):
         yield tuple(int(x) for x in 2 ** draw.uniform(0, most))
 
 
+# Around limits of rows of A, of columns and of k, for a B of 1/2 and a C of 1/2 to 4 times an L2 of 1 MiB.
+AT_LIMITS = [
+    (32, 500, 500),
+    (33, 500, 500),
+    (32, 127, 4000),
+    *((m, n, k) for m, n in ((600, 900), (9000, 63), (9000, 64)) for k in (4, 48, 49)),
+]
+
+
 def has(family, m, n, k, batch=1):
     """Return True for a product that the family serves, as the compiled entry decides it."""
     return (
@@ -54,7 +63,7 @@ def test_members_are_planned_with_the_kernel_of_their_family(dtype, out, b_layou
     draw = np.random.default_rng(threads)
     found = families(dtype, out, b_layout, "", False, threads)
     members = 0
-    for m, n, k in shapes(draw, 400):
+    for m, n, k in [*AT_LIMITS, *shapes(draw, 400)]:
         batch = int(draw.choice([1, 1, 3, 100]))
         a_layout = str(draw.choice(["row", "col", "any"]))
         family = first([family for family in found if a_layout == "row" or not family.a_rows], m, n, k, batch)

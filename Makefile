@@ -29,7 +29,7 @@ ladder: $(STAMP) ## run every rung and time it with NumPy, then the GPU rungs on
 bench: $(STAMP) ## run the benchmark suites against the rival libraries; records go to your data folder
 	@$(PYTHON) -m gemmery bench $(ARGS)
 
-test: $(STAMP) ## run the tests, with about one case in ten of those with many; every case if ARGS names files
+test: $(STAMP) ## run a sample of the cases of every test; every case if ARGS names files
 	@$(PYTHON) -m pytest -n $(WORKERS) --few $(ARGS)
 
 test-library: $(STAMP) ## run the tests of packages/gemmery, without those that start processes or compile CUDA C++

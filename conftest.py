@@ -34,6 +34,8 @@ BEYOND_A_USERS = (
 
 # Of so many cases of a test with the marker `many`, --few runs one. A prime: others may always meet the same type.
 MANY = 11
+# Of a test without it that has more than LONG cases, --few runs one in SEVERAL.
+LONG, SEVERAL = 40, 3
 
 for name in [name for name in os.environ if name.startswith(DISTORTING)]:
     del os.environ[name]
@@ -147,7 +149,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def few_of(items: list[pytest.Item]) -> list[pytest.Item]:
     """Return the items without most cases of the tests with the marker `many`: one in MANY is left, or one in n of
-    `many(n)`, and at least one. Of what is left in a file with the marker `sampled(n)`, each n-th item remains.
+    `many(n)`, and at least one; without the marker, one in SEVERAL of more than LONG cases. Of what is left in a file
+    with the marker `sampled(n)`, each n-th item remains.
 
     Each marked test of a file begins six cases after the one before it: tests of the same rungs then leave different
     ones, by which all rungs are left (test_few_cases.py).
@@ -163,7 +166,8 @@ def few_of(items: list[pytest.Item]) -> list[pytest.Item]:
     cases, seen = Counter(tests), Counter[tuple[Path, str]]()
     few, left = [], Counter[Path]()
     for item, test, marker in zip(items, tests, markers, strict=True):
-        every = min(*(marker.args or (MANY,)), cases[test]) if marker else 1
+        unmarked = SEVERAL if cases[test] > LONG else 1
+        every = min(*(marker.args or (MANY,)), cases[test]) if marker else unmarked
         if (seen[test] - first.get(test, 0)) % every == 0:
             sampled = item.get_closest_marker("sampled")
             if sampled is None or left[item.path] % sampled.args[0] == 0:

@@ -96,6 +96,13 @@ def test_tests_that_are_named_keep_every_case(run):
 
 
 @pytest.mark.process
+def test_a_test_with_many_cases_and_no_marker_keeps_a_third(run):
+    text = "import pytest\n@pytest.mark.parametrize('n', range(42))\ndef test_some(n): pass\n"
+    assert "14 passed, 28 deselected" in run("--few", some=text)
+    assert "40 passed" in run("--few", some=text.replace("42", "40"))
+
+
+@pytest.mark.process
 def test_a_sampled_file_keeps_one_test_in_n(run):
     tests = "\n".join(f"def test_{name}(): pass" for name in "abcdefg")
     text = f"import pytest\npytestmark = pytest.mark.sampled(3)\n{tests}\n"

@@ -8,6 +8,8 @@ import pytest
 import gemmery as gm
 from emulated_card import OnCard
 
+pytest_plugins = ["card_fixtures"]
+
 pytest.importorskip("cuda.bindings")
 ENDS = [3, 3, 40]
 

@@ -15,6 +15,7 @@ from gemmery.dispatch.cuda import ranking
 from gemmery.ladder import float32_parts
 from gemmery.problem import Problem
 
+pytest_plugins = ["card_fixtures"]
 pytestmark = pytest.mark.sampled(3)
 
 pytest.importorskip("cuda.bindings")

@@ -8,6 +8,8 @@ import pytest
 import gemmery as gm
 from gemmery.cuda import halved
 
+pytest_plugins = ["card_fixtures"]
+
 pytest.importorskip("cuda.bindings")
 
 

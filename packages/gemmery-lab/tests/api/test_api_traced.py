@@ -11,6 +11,7 @@ from gemmery.keywords import NO_OPTIONS
 from random_functions import check
 from random_functions import function as random_function
 
+pytest_plugins = ["card_fixtures"]
 pytestmark = pytest.mark.sampled(3)
 
 pytest.importorskip("cuda.bindings")

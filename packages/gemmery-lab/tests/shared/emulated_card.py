@@ -186,6 +186,7 @@ def installed(patch):
     card, device = only_card()
     card.launched.clear()
     card.findings.clear()
+    card.memory.restart()
     known = driver.find
     patch.setattr(driver, "api", lambda: card)
     patch.setattr(driver, "check", lambda result: result[1] if len(result) > 1 else None)

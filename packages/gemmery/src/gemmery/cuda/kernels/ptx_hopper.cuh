@@ -141,6 +141,9 @@ __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.
 // Lets copies see what this thread has seen of global memory.
 __device__ __forceinline__ void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
+// Ends the launch with an error.
+__device__ __forceinline__ void trap() { asm volatile("trap;"); }
+
 // Nanoseconds, which count on in steps of a microsecond or less.
 __device__ __forceinline__ unsigned long long globaltimer() {
   unsigned long long x;

@@ -1,6 +1,6 @@
-// Idea: rows of A that other devices send come while one launch multiplies. It begins with the tiles of the device's own
-// rows, goes on upward and around, the order in which pieces come, and waits for the flag of a piece when it gets there:
-// no second launch, and no round of tiles that ends before its rows are there.
+// Idea: rows of A that other devices send come while one launch multiplies. It begins with the tiles of the device's
+// own rows, goes on upward and around, the order in which pieces come, and waits for the flag of a piece when it gets
+// there: no second launch, and no wave of tiles that ends before its rows are there.
 // Parent: wgmma_epilogue, by which it takes two launches, each with a last round of few tiles. Not measured.
 #include "wgmma_epilogue.cu"
 
@@ -37,7 +37,7 @@ template <class Tiles> struct Arriving : Bands<Tiles> {
     if (there >> piece & 1) return;
     const unsigned long long start = ptx::globaltimer();
     while (ptx::ld_acquire_sys(p.offsets + piece) == 0) {
-      if (ptx::globaltimer() - start > p.limit) asm volatile("trap;");
+      if (ptx::globaltimer() - start > p.limit) ptx::trap();
     }
     ptx::fence_proxy_async_global();
     there |= 1u << piece;

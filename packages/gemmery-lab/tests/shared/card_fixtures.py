@@ -1,4 +1,4 @@
-"""The emulated card of the API's tests."""
+"""Fixtures of the emulated card, which test files name in `pytest_plugins`."""
 
 from __future__ import annotations
 

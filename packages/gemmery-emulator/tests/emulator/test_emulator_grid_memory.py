@@ -12,6 +12,8 @@ import pytest
 import gemmery as gm
 from gemmery_emulator import memory
 
+pytestmark = pytest.mark.sampled(2)
+
 pytest.importorskip("cuda.bindings")
 
 BENCHMARK = Path(__file__).parents[4] / "benchmarks" / "emulator_memory.py"

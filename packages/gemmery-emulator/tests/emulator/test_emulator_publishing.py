@@ -12,6 +12,8 @@ from gemmery_emulator.findings.orders import Clocks
 from gemmery_emulator.findings.races import History
 from test_emulator_races import THREADS, Pairs, detected, traces
 
+pytestmark = pytest.mark.sampled(2)
+
 pytest.importorskip("cuda.bindings")
 
 HEAD = "#include <cooperative_groups.h>\n#include <cuda/atomic>\n#include <cuda/barrier>\n"

@@ -8,6 +8,8 @@ import pytest
 import gemmery as gm
 from emulated_card import OnCard
 
+pytestmark = pytest.mark.sampled(2)
+
 pytest_plugins = ["card_fixtures"]
 
 pytest.importorskip("cuda.bindings")

@@ -18,6 +18,8 @@ from gemmery.errors import ArgumentError, CacheError, CompileError
 from gemmery_lab import cli
 from gemmery_lab.measure import record
 
+pytestmark = pytest.mark.sampled(2)
+
 ENDLESS = """
 import time
 from gemmery_lab import cli

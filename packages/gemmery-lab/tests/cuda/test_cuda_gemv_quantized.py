@@ -18,6 +18,8 @@ from gemmery.problem import Problem
 from gemmery_lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
 from mutant import edited
 
+pytestmark = pytest.mark.sampled(2)
+
 pytest.importorskip("cuda.bindings")
 
 RUNG = find(CUDA, "gemv_quantized")

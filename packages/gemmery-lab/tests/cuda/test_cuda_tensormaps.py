@@ -18,6 +18,8 @@ from gemmery.ladder.rung import find
 from gemmery.problem import Problem
 from gemmery_lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
 
+pytestmark = pytest.mark.sampled(2)
+
 F16 = Problem(100, 40, 72, "f16", "f16", device="h200")
 
 # A product of at most 32 x 32 x 32 by one warp, whose operands come and whose result goes by tensor maps.

@@ -25,6 +25,8 @@ from gemmery_lab.emulated_product import Gemm, _span, problem_of
 from layouts import OTHERS, laid
 from operands import random
 
+pytestmark = pytest.mark.sampled(2)
+
 pytest.importorskip("cuda.bindings")
 
 UNREADABLE = ("odd", "strided", "reversed", "rows reversed", "reversed col", "one row", "padded", "padded col", "col")

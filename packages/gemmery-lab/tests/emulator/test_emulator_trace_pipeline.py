@@ -17,6 +17,8 @@ from gemmery_lab.inspection.gather import inspect_rung, trace_barriers
 from gemmery_lab.inspection.records import SideBySide
 from gemmery_lab.inspection.sections import differences, sections
 
+pytestmark = pytest.mark.sampled(2)
+
 pytest.importorskip("cuda.bindings")
 STAGES, STEPS = 3, 7
 SIDE = 128 * 64 * 2  # bytes of a tile of A or of B

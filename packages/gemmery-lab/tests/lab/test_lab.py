@@ -25,6 +25,8 @@ from gemmery_lab.measure.processes import PIECES
 from gemmery_lab.measure.work import Work
 from gemmery_lab.report.tables import sheets
 
+pytestmark = pytest.mark.sampled(2)
+
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):

@@ -16,6 +16,8 @@ from gemmery.api import explanation
 from gemmery.cpu import entry
 from gemmery.cpu.target import cores
 
+pytestmark = pytest.mark.sampled(2)
+
 
 def limit_memory(spare: int) -> None:
     """Let this process allocate `spare` bytes more."""

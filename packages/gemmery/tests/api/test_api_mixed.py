@@ -11,6 +11,8 @@ import pytest
 
 import gemmery as gm
 
+pytestmark = pytest.mark.sampled(2)
+
 TYPES = ("?", *"bhilqBHILQefdFD", ml_dtypes.bfloat16)
 REFUSALS = r"Cannot cast|cannot represent every|no common element type"
 

@@ -22,6 +22,8 @@ from gemmery.cpu import entry
 from gemmery.cpu.target import host
 from operands import LAYOUTS, numpy_dtype, place, random
 
+pytestmark = pytest.mark.sampled(2)
+
 ROWS = (1, 2, 3, 4, 6, 7, 16, 31, 64)
 SHAPES = [(1, 1), (3, 2), (5, 17), (33, 65), (64, 64), (129, 16), (300, 9), (769, 130), (1601, 33), (97, 587)]  # (k, n)
 MIXED = [("f32", "f64"), ("f16", "f32"), ("bf16", "f32"), ("int8", "int32"), ("uint8", "int32"), ("int16", "int64"),

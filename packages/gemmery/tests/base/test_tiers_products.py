@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.sampled(2)
+
 # Products that come back often, so that each gets a kernel of its own; `compiled` are the kernels' names.
 REPEATED = """
 import os, signal, sys, threading

@@ -14,6 +14,8 @@ from gemmery.ladder.rung import find
 from gemmery.problem import Problem
 from operands import LAYOUTS, STORED, adds_bf16_in_pairs, place, problem, random
 
+pytestmark = pytest.mark.sampled(2)
+
 RUNG = find(CPU, "batched")
 SHAPES = [
     (1, 1, 1), (2, 2, 2), (3, 3, 3), (4, 4, 4), (8, 8, 8), (16, 16, 16), (32, 32, 32), (31, 29, 32),

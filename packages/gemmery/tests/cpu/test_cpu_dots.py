@@ -15,7 +15,10 @@ from operands import LAYOUTS, numpy_dtype, place, problem, random
 
 ROWS = ("C", "padded", "misaligned", "rows reversed")  # layouts with adjacent elements in rows
 TYPES = [name for name in ("f32", "f64") if dots_columns(host(), numpy_dtype(name).itemsize) > 1]
-pytestmark = pytest.mark.skipif(not TYPES, reason="vectors of this CPU are too short for two columns")
+pytestmark = [
+    pytest.mark.skipif(not TYPES, reason="vectors of this CPU are too short for two columns"),
+    pytest.mark.sampled(2),
+]
 
 
 def multiply(shape, name, layouts, alpha=1, beta=0, threads=1):

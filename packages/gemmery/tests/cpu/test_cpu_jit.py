@@ -23,6 +23,8 @@ from gemmery.cpu.ir_types import vector
 from gemmery.cpu.target import Target, host
 from gemmery.errors import CompileError
 
+pytestmark = pytest.mark.sampled(2)
+
 # Lines that, added to batched.py, double the elements that it loads.
 WRONG = """
 def _load_first(f, element, at, count, genuine=_load_first):

@@ -150,7 +150,9 @@ def predicted_ladder(
         calls = [(task.rung.name, task.work, card, tuple(task.config.items())) for task in tasks]
         if processes > 1:
             with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-                yield from map(beside, pool.map(_remembered, *zip(*calls, strict=True)), tasks)
+                # The last rungs take longest: begun first, they do not keep one process busy at the end.
+                futures = [pool.submit(_remembered, *call) for call in reversed(calls)]
+                yield from map(beside, (future.result() for future in reversed(futures)), tasks)
         else:
             yield from map(beside, starmap(_remembered, calls), tasks)
 

@@ -23,7 +23,7 @@ from gemmery.cpu import jit
 from gemmery.cpu.target import host
 from gemmery_emulator.kernels import launch_checks
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 forks = pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="no forks")
 stores = pytest.mark.skipif(not jit.keeps(host()), reason="kernels are not stored here")

@@ -12,7 +12,7 @@ import pytest
 import gemmery as gm
 from gemmery.errors import EXTRAS, not_installed
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 PTX = Path(__file__).parents[1] / "packages/gemmery-emulator/tests" / "data" / "ptx" / "triton_add.ptx"
 

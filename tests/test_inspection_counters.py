@@ -34,7 +34,7 @@ from gemmery_lab.inspection.sections import sections
 from gemmery_lab.report.curves import roofline_plot
 from site_pages.pictures import FOLDER, drawn
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 NEEDS_NVDISASM = pytest.mark.skipif(not sass.nvdisasm(), reason=sass.MISSING)
 SIDE = 256  # of what is emulated

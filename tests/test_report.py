@@ -27,7 +27,7 @@ from gemmery_lab.report.tables import sheets
 from records import markdown
 from site_pages.stored import TYPE, Stored, query
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 RUNS = {run.__name__: run() for run in (records.ladder, records.sweep_block, records.sweep_size, records.bench)}
 

@@ -28,7 +28,7 @@ from site_pages import chapters, course, links, phrases, reference, repository, 
 from site_pages.measured import FLOAT8  # noqa: E402
 from site_pages.stored import Stored, query  # noqa: E402
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 RUNGS = (*CPU, *CUDA)
 

@@ -12,7 +12,7 @@ from gemmery_emulator.kernels import kernel as lab_kernel
 from gemmery_emulator.kernels.declarations import Source, blanked, marks
 from gemmery_emulator.kernels.source_kernels import kernels_of
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 PROGRAM = """#include <iostream>
 #include <vector>

@@ -8,7 +8,7 @@ import pytest
 import hopper
 from gemmery_emulator.kernels.kernel import emulate
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 pytest.importorskip("cuda.bindings")
 RELEASE = 'asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flags + block) : "memory");'

@@ -12,7 +12,7 @@ import pytest
 import gemmery as gm
 from gemmery_emulator import memory
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 pytest.importorskip("cuda.bindings")
 

@@ -12,7 +12,7 @@ from gemmery_emulator.findings.orders import Clocks
 from gemmery_emulator.findings.races import History
 from test_emulator_races import THREADS, Pairs, detected, traces
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 pytest.importorskip("cuda.bindings")
 

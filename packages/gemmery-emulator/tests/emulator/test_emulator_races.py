@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gemmery_emulator.findings.orders import Clocks
 from gemmery_emulator.findings.races import INDEX, INDEX_AT, History
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 THREADS, SIZE = 64, 32  # two warps, two granules of 16 bytes
 BARRIERS = ("block", "warp 0", "warp 1")

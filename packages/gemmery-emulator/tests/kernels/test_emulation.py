@@ -14,7 +14,7 @@ from gemmery.cuda.include import folders as include_folders
 from gemmery_emulator.kernels import kernel as lab_kernel
 from gemmery_emulator.kernels import programs
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 X = np.ones(64, np.float32)
 

@@ -18,7 +18,7 @@ from gemmery_emulator.kernels.device_part import program_of
 from gemmery_emulator.kernels.host_part import host_texts
 
 pytestmark = [
-    pytest.mark.sampled(2),
+    pytest.mark.sampled(3),
     pytest.mark.compiler,
     pytest.mark.skipif(not any(map(host_part.shutil.which, host_part.COMPILERS)), reason="there is no C++ compiler"),
 ]

@@ -8,7 +8,7 @@ import pytest
 import gemmery as gm
 from emulated_card import OnCard
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 pytest_plugins = ["card_fixtures"]
 

@@ -16,7 +16,7 @@ from gemmery.ladder import float32_parts
 from gemmery.problem import Problem
 
 pytest_plugins = ["card_fixtures"]
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(5)
 
 pytest.importorskip("cuda.bindings")
 RUNGS = {"f32_tensor": "split_fp16x3", "f32_strict": "split_bf16x6", "f32_plus": "split_paired"}

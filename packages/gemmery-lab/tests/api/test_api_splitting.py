@@ -11,7 +11,7 @@ from gemmery.api import device_call
 from gemmery.arrange import arrange
 from gemmery.arrays import View, contiguous
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(5)
 
 pytest.importorskip("cuda.bindings")
 M, N, K = 40, 24, 136

@@ -12,7 +12,7 @@ from random_functions import check
 from random_functions import function as random_function
 
 pytest_plugins = ["card_fixtures"]
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(5)
 
 pytest.importorskip("cuda.bindings")
 

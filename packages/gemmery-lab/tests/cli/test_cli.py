@@ -18,7 +18,7 @@ from gemmery.errors import ArgumentError, CacheError, CompileError
 from gemmery_lab import cli
 from gemmery_lab.measure import record
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 ENDLESS = """
 import time

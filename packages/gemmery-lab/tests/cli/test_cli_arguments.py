@@ -21,7 +21,7 @@ from gemmery_lab.climb import estimate
 from gemmery_lab.inspection.gather import inspect_rung
 from gemmery_lab.measure import record, suite
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 HEAVY = (
     "matplotlib",

@@ -18,7 +18,7 @@ from gemmery.problem import Problem
 from gemmery_lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
 from mutant import edited
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 pytest.importorskip("cuda.bindings")
 

@@ -11,7 +11,7 @@ from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery_lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(5)
 
 pytest.importorskip("cuda.bindings")
 

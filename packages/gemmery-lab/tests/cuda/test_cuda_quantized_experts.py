@@ -18,7 +18,7 @@ from gemmery_lab.emulated_product import EmulationOptions, Gemm, launch_of, run_
 from mutant import edited
 from test_cuda_wgmma_quantized import GUARD, ROUNDOFF, RUNG, TYPES, logical, problem
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(5)
 
 SMALL = {"tokens": 8, "warpgroups": 4, "blocks": 1, "ways": 2, "stages": 4, "resident": 1}
 UNTOUCHED = 0x7FFF

@@ -21,7 +21,7 @@ from layouts import laid
 from mutant import edited
 from split_rules import U, chain, enough, expected
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(5)
 
 pytest.importorskip("cuda.bindings")
 

@@ -18,7 +18,7 @@ from gemmery.ladder.rung import find
 from gemmery.problem import Problem
 from gemmery_lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 F16 = Problem(100, 40, 72, "f16", "f16", device="h200")
 

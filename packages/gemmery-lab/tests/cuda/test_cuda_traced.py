@@ -17,7 +17,7 @@ from gemmery_lab.emulated_product import Gemm, problem_of, run_rung
 from operands import numpy_dtype, random
 from random_functions import check
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(5)
 
 pytest.importorskip("cuda.bindings")
 

@@ -29,7 +29,7 @@ from gemmery.problem import Problem
 from gemmery_lab.emulated_product import EmulationOptions, Gemm, launch_of, run_rung
 from mutant import edited
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(5)
 
 RUNG = find(BY_WEIGHTS, "wgmma_quantized")
 TYPES = {"bf16": ml_dtypes.bfloat16, "f16": np.float16}

@@ -25,7 +25,7 @@ from gemmery_lab.emulated_product import Gemm, _span, problem_of
 from layouts import OTHERS, laid
 from operands import random
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 pytest.importorskip("cuda.bindings")
 

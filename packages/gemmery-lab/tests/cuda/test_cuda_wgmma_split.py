@@ -19,7 +19,7 @@ from gemmery_lab.emulated_product import EmulationOptions, Gemm, problem_of, run
 from mutant import edited
 from operands import numpy_dtype
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(5)
 
 pytest.importorskip("cuda.bindings")
 

@@ -20,7 +20,7 @@ from gemmery.problem import Problem
 from mutant import edited
 from operands import random
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(5)
 
 pytest.importorskip("cuda.bindings")
 

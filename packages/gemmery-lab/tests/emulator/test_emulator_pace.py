@@ -13,7 +13,7 @@ from gemmery_lab import on_emulator
 from gemmery_lab.on_emulator import predicted_ladder
 from gemmery_lab.rung_counts import agreement
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 BLOCKS, THREADS = 8 * 132, 256  # all that an H200 runs at once
 WARPS = 8 * 8  # of a multiprocessor

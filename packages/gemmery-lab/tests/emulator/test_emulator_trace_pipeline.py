@@ -17,7 +17,7 @@ from gemmery_lab.inspection.gather import inspect_rung, trace_barriers
 from gemmery_lab.inspection.records import SideBySide
 from gemmery_lab.inspection.sections import differences, sections
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 pytest.importorskip("cuda.bindings")
 STAGES, STEPS = 3, 7

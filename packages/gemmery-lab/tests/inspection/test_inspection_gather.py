@@ -21,7 +21,7 @@ from gemmery_lab.inspection.notebook import inspection_page, show_inspection
 from gemmery_lab.inspection.records import without_code
 from gemmery_lab.inspection.sections import sections
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 NEEDS_NVDISASM = pytest.mark.skipif(not sass.nvdisasm(), reason=sass.MISSING)
 

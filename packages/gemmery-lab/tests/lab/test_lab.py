@@ -25,7 +25,7 @@ from gemmery_lab.measure.processes import PIECES
 from gemmery_lab.measure.work import Work
 from gemmery_lab.report.tables import sheets
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 
 @pytest.fixture(autouse=True)

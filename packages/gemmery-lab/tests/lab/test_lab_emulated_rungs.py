@@ -27,7 +27,7 @@ from gemmery_lab.report.emulated_tables import complaints, emulated_sheets, over
 from gemmery_lab.report.page import emulated_page, roofs
 from gemmery_lab.rung_counts import EmulatedLadder, PredictedRung
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 pytest.importorskip("cuda.bindings")
 

@@ -15,7 +15,7 @@ from gemmery.api.options import viewed
 from gemmery.epilogues.random_epilogues import random_epilogue
 from gemmery.epilogues.trace import Epilogue
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 TYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int8, np.uint8, np.int16, np.int32]
 

@@ -16,7 +16,7 @@ from gemmery.api import explanation
 from gemmery.cpu import entry
 from gemmery.cpu.target import cores
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 
 def limit_memory(spare: int) -> None:

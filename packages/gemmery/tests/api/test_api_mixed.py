@@ -11,7 +11,7 @@ import pytest
 
 import gemmery as gm
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 TYPES = ("?", *"bhilqBHILQefdFD", ml_dtypes.bfloat16)
 REFUSALS = r"Cannot cast|cannot represent every|no common element type"

@@ -22,7 +22,7 @@ from gemmery.cpu import entry
 from gemmery.cpu.target import host
 from operands import LAYOUTS, numpy_dtype, place, random
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 ROWS = (1, 2, 3, 4, 6, 7, 16, 31, 64)
 SHAPES = [(1, 1), (3, 2), (5, 17), (33, 65), (64, 64), (129, 16), (300, 9), (769, 130), (1601, 33), (97, 587)]  # (k, n)

@@ -21,7 +21,7 @@ from gemmery import verify
 from gemmery.cpu import launch
 from operands import random
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 WORK = [
     (name, shape)

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 # Products that come back often, so that each gets a kernel of its own; `compiled` are the kernels' names.
 REPEATED = """

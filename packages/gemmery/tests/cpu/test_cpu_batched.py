@@ -14,7 +14,7 @@ from gemmery.ladder.rung import find
 from gemmery.problem import Problem
 from operands import LAYOUTS, STORED, adds_bf16_in_pairs, place, problem, random
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 RUNG = find(CPU, "batched")
 SHAPES = [

@@ -17,7 +17,7 @@ ROWS = ("C", "padded", "misaligned", "rows reversed")  # layouts with adjacent e
 TYPES = [name for name in ("f32", "f64") if dots_columns(host(), numpy_dtype(name).itemsize) > 1]
 pytestmark = [
     pytest.mark.skipif(not TYPES, reason="vectors of this CPU are too short for two columns"),
-    pytest.mark.sampled(2),
+    pytest.mark.sampled(3),
 ]
 
 

@@ -16,7 +16,7 @@ from gemmery.cpu import batched, build, direct, gemv, jit, loops
 from gemmery.cpu.target import Target, host, instruction_set
 from gemmery.problem import Problem
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 TESTS = Path(__file__).parents[1]
 NARROWER = ISAS[: ISAS.index(host().isa)]

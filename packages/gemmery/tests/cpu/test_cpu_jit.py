@@ -23,7 +23,7 @@ from gemmery.cpu.ir_types import vector
 from gemmery.cpu.target import Target, host
 from gemmery.errors import CompileError
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 # Lines that, added to batched.py, double the elements that it loads.
 WRONG = """

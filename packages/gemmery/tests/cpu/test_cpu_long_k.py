@@ -15,7 +15,7 @@ from gemmery.ladder.rung import find
 from gemmery.problem import Problem
 from operands import adds_bf16_in_pairs, random
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 TYPES = ("f4", "f8", "c8", "c16", "f2")
 SHAPES = ((1, 1), (1, 4), (4, 1), (4, 4), (3, 40), (40, 5), (170, 9))

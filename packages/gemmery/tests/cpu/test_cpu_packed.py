@@ -15,7 +15,7 @@ from gemmery.cpu.target import Target, host, tile
 from gemmery.problem import Problem
 from operands import Placed, adds_bf16_in_pairs, numpy_dtype, place, problem, random
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 PAIRS = [
     (name, out)

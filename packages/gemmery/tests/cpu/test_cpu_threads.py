@@ -24,7 +24,7 @@ from gemmery.errors import ArgumentError
 from gemmery.problem import Problem
 from operands import numpy_dtype, place, random
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 COSTLY = Unit(1, 1, 1e6)  # every thread is worth waking
 compiled = pytest.mark.skipif(not pool.address(), reason="this system has no compiled workers")

@@ -23,7 +23,7 @@ from gemmery.cpu.ukernel import register_tile
 from gemmery.problem import Problem
 from operands import place, random
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 XEON = Target("avx512", frozenset({"amx_tile", "amx_bf16", "amx_int8"}))
 REGISTERS = np.zeros((8, 16, 64), np.uint8)

@@ -17,7 +17,7 @@ from gemmery.cpu import build, target, tuned
 from gemmery.cpu.target import Constants, host
 from operands import place, problem, random
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 OTHER = Constants(mc=36, nc=512, direct_few=0.02, direct_many=0.02, streamed_rows=20, large_c=0.02, worth=100, wakes=0)
 OTHER = OTHER._replace(direct_int8=1, direct_int16=1)

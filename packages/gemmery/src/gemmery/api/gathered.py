@@ -57,8 +57,9 @@ def _index(name: str, index: Any, count: int | None, rows: int, a: Any, torch: A
     where = view(index)
     if dtypes.get(where.dtype).kind not in "iu":
         raise DTypeError(f"{name} is {index.dtype}, and row numbers are integers: pass int64")
-    if len(where.shape) != 1 or where.shape[0] != (where.shape[0] if count is None else count):
-        raise ShapeError(f"{name} has shape {where.shape}; pass one row number for each row of the groups: {(count,)}")
+    if len(where.shape) != 1 or count not in (None, where.shape[0]):
+        length = "any number of" if count is None else count
+        raise ShapeError(f"{name} has shape {where.shape}: pass {length} row numbers, in one dimension")
     if where.device == "cpu" and where.shape[0] and not 0 <= int(index.min()) <= int(index.max()) < rows:
         raise ArgumentError(f"{name} has row {int(index.min())} to {int(index.max())}, and there are {rows} rows")
     return index if torch is None else index.long()

@@ -301,9 +301,6 @@ def checked_group(format_: str, group: Any, k: int) -> int:
     return int(group)
 
 
-# No `from __future__ import annotations` here: help() would show annotations as strings.
-
-
 CODES = {"float8_e4m3": ("e4m3", 448), "int8": ("int8", 127)}
 _LEAST = 2.0**-126  # of a factor: its inverse is finite
 _AT_ONCE = 1 << 17  # elements on the CPU, which stay in its cache for both passes

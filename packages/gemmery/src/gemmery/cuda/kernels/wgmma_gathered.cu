@@ -1,7 +1,7 @@
 // Idea: rows of A that other devices send come while one launch multiplies. It begins with the tiles of the device's
 // own rows, goes on upward and around, the order in which pieces come, and waits for the flag of a piece when it gets
 // there: no second launch, and no wave of tiles that ends before its rows are there.
-// Parent: wgmma_epilogue, by which it takes two launches, each with a last round of few tiles. Not measured.
+// Parent: wgmma_epilogue, by which it takes two launches, each with a last wave of few tiles. Not measured.
 #include "wgmma_epilogue.cu"
 
 template <class T, class Out> struct Gathered : TmaProduct<T, Out> {
@@ -31,7 +31,7 @@ template <class Tiles> struct Arriving : Bands<Tiles> {
   }
   __device__ __forceinline__ bool is_own() const { return unsigned(this->tile.row - begin) < unsigned(each); }
 
-  // By the thread that brings the tile: its rows have come, and tensor copies see them.
+  // By the thread that loads the tile: its rows have come, and tensor copies see them.
   template <class P> __device__ __forceinline__ void wait(const P& p) {
     const int piece = this->tile.row / each;
     if (there >> piece & 1) return;

@@ -289,7 +289,7 @@ def _step_by_step(f: Function, panels: Panels, i: Value, start: Value, along: Va
 
         with f.loop(start, k) as p:
             put(f, panels, load(f, panels, row + p * along, 0), place(p))
-        if group > 1:
+        if group > 1 or product.on_tiles:
             with f.loop(k, panels.steps(k) * group) as p:
                 put(f, panels, f.zero(product.packed), place(p))
 

@@ -270,7 +270,7 @@ def _define_tiles(module: Module, product: Product, register: RegisterTile) -> N
 
 
 def _define_mend(module: Module, product: Product, register: RegisterTile) -> None:
-    """Define `mend(rows, k, a, b, stored)`: where sums of a tile are not finite, compute them by multiply-adds.
+    """Define `mend(rows, k, a, b, stored)`: compute those sums of a tile that are not finite by multiply-adds.
 
     Sums of finite numbers are finite. An infinity times a half that is zero is NaN, so each sum with a number that is
     not finite has one that is not, and then may be NaN in the place of an infinity.
@@ -300,7 +300,9 @@ def _define_mend(module: Module, product: Product, register: RegisterTile) -> No
                         total.value = f.fma(scale, column, total.value)
             for i, totals in enumerate(sums):
                 for v, total in enumerate(totals):
-                    f.store(total.value, f["stored"] + (r + i) * row + v * TILE_BYTES)
+                    at = f["stored"] + (r + i) * row + v * TILE_BYTES
+                    old = f.load(wide, at)
+                    f.store(f.select((old * 0.0).equals(0), old, total.value), at)
 
 
 def _choose(f: Function, register: RegisterTile, rows: Value, columns: Value, values: Sequence[Value]) -> None:

@@ -61,7 +61,8 @@ class Product(NamedTuple):
       have one type packing flips A's sign bit, which shifts A by 128, and the accumulators start from the correction
       (`seeded`);
     - those of `STEPS`: the tile unit, 16 x 16 sums of 64 bytes of k (see `tile_unit`). It flushes bfloat16 as
-      "dot_bf16" does, and adds two products at once; integers of any signs are exact modulo 2**32;
+      "dot_bf16" does, and adds two products at once; integers of any signs are exact modulo 2**32. An element of
+      float16 is two bfloat16, whose four products are exact (`halved`);
     - "sdot", "udot", "smmla", "ummla": dot products of 4 or 8 bytes of ARM, exact modulo 2**32 (see `arm`);
     - "fmlal": one multiply-add per element of float16 to a float32 of ARM, rounded once;
     - "bfmmla": dot products of four bfloat16 of ARM. It adds two products, then adds that to the sum; each addition

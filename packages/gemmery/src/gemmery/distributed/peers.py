@@ -37,6 +37,10 @@ class PeerBuffer:
         self.rank, self.ranks, self.timeout = group.rank(), group.size(), int(timeout(group).total_seconds() * 1e3)
         self.buffer = memory.empty(*shape, dtype=like.dtype, device=like.device)
         self.handle = memory.rendezvous(self.buffer, group)
+        # The allocation zeroes the signals on a stream: on a busy GPU that came after a peer's first signal, and wiped
+        # it out. No rank signals before all have zeroed theirs.
+        _torch.cuda.synchronize(like.device)
+        exchange(group)(None)
         self.there = [self.handle.get_buffer(peer, shape, like.dtype) for peer in range(self.ranks)]
         self.side = _torch.cuda.Stream(like.device)
         self.others = [(self.rank + away) % self.ranks for away in range(1, self.ranks)]

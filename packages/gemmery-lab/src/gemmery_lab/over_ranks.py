@@ -154,26 +154,13 @@ class TorchClock(RankClock):
         full, rows, gathered = make(n, n), [part] * ranks, make(n, n)
         product: Any = gm.matmul
         gather = partial(self.dist.all_gather_into_tensor, gathered, x)
-        mine = partial(gd.all_gather_matmul, x, w, rows=rows)
         return {
             ALONE: partial(product, full, w),
             "gather alone": gather,
             "gather, then gm.matmul": lambda: (gather(), product(gathered, w)),
-            "gd.all_gather_matmul": mine,
-            **({"gd.all_gather_matmul, one launch": partial(_inside, mine)} if self.kind == "nccl" else {}),
+            "gd.all_gather_matmul": partial(gd.all_gather_matmul, x, w, rows=rows),
             "gd.matmul_reduce_scatter": partial(gd.matmul_reduce_scatter, tall, wide, rows=rows),
         }
-
-
-def _inside(call: Callable[[], Any]) -> Any:
-    """Gather by one launch that waits for rows, where there is one for the product."""
-    from gemmery.distributed import arriving
-
-    arriving.INSIDE = True
-    try:
-        return call()
-    finally:
-        arriving.INSIDE = False
 
 
 class MpiClock(RankClock):

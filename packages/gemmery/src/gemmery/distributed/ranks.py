@@ -26,8 +26,8 @@ def agree(
 ) -> list[Any]:
     """Return every rank's `own`.
 
-    `exchange` takes what this rank says, which JSON can write, and returns what every rank says, in their order. `same` are values, by name, that must be equal on all ranks. `wrong` is an error that this rank found in its own
-    arguments.
+    `exchange` takes what this rank says, which JSON can write, and returns what every rank says, in their order. `same`
+    are values, by name, that must be equal on all ranks. `wrong` is an error that this rank found in its own arguments.
 
     Raises `wrong` on every rank if one has it, and ArgumentError on every rank if the functions or values differ.
     """

@@ -24,7 +24,7 @@ from gemmery.cuda.geometry import C_NAMES, Geometry, MapBox, instance, target, t
 from gemmery.errors import RefusedError
 from gemmery.ladder import wgmma
 from gemmery.ladder.general import on_cuda_cores
-from gemmery.ladder.gpu import WHOLE, gpu_rung, in_groups, whole
+from gemmery.ladder.gpu import WHOLE, beside, gpu_rung, in_groups, whole
 from gemmery.problem import Config, Problem
 
 MODULI = (256, 255, 253, 251, 247, 241, 239, 233, 229, 227, 223, 217, 211, 199, 197)  # of ozaki.cuh
@@ -85,15 +85,8 @@ def _resolve(problem: Problem, config: Config) -> Config:
 
 def _other(source: str, name: str, problem: Problem, blocks: int, *parameters: object) -> Geometry:
     """A launch beside that of the product."""
-    return Geometry(
-        f"{source}.cu",
-        template(name, "double", C_NAMES[problem.out], *parameters),
-        (max(1, min(blocks, _BLOCKS * target(problem).sms)), 1, 1),
-        (OZAKI_THREADS, 1, 1),
-        needs=90,
-        instructions="griddepcontrol",
-        overlaps=True,
-    )
+    most = max(1, min(blocks, _BLOCKS * target(problem).sms))
+    return beside(source, name, most, OZAKI_THREADS, "double", C_NAMES[problem.out], *parameters)
 
 
 def _residues(name: str, problem: Problem, config: Config) -> Geometry:
@@ -153,13 +146,6 @@ OZAKI = (
         default={"moduli": 15, "bn": 0, "band": 0, "blocks": 0},
         expect={"local_requests": 0},
         normwise=True,
-        lesson=(
-            "Tensor cores multiply int8 thirty times as fast as float64. Rounded to integers of 58 bits, a product of "
-            "matrices is exact, and its residues modulo a small number need only the residues of the operands: bytes. "
-            "Fifteen coprime numbers up to 256 have a product of 118 bits, enough for every sum, so fifteen int8 "
-            "products tell the result. Scales belong to rows and columns, so small elements beside large ones lose "
-            "digits: the error is relative to norms, and not to each product."
-        ),
     ),
 )
 
@@ -244,15 +230,8 @@ def _digits(name: str, problem: Problem, config: Config) -> Geometry:
         for box, place in zip(wgmma.operand_boxes(split, tile), (0, of_a), strict=True)
     )
     squares = sum(-(-problem.batch * side // DIGITS_TALL) for side in sides) * -(-problem.k // DIGITS_DEEP)
-    first = Geometry(
-        "digits_split.cu",
-        template("digits_split", C_NAMES[problem.dtype], C_NAMES[problem.out], count, count),
-        (min(squares, _SPLITTING * target(problem).sms), 1, 1),
-        (DIGITS_THREADS, 1, 1),
-        needs=90,
-        instructions="griddepcontrol",
-        overlaps=True,
-    )
+    blocks, parameters = min(squares, _SPLITTING * target(problem).sms), (C_NAMES[problem.dtype], C_NAMES[problem.out])
+    first = beside("digits_split", "digits_split", blocks, DIGITS_THREADS, *parameters, count, count)
     tiling = legal.tiling(split._replace(c_layout="row"), tile, legal.Consumers(2), name="i8")
     kernel = instance(name, problem, tiling, count, count)
     shared = legal.ring_bytes(split, tile) + 16 * tile.stages
@@ -274,11 +253,5 @@ INTEGERS = (
         space={"bn": (0, 128, 256), "cm": (0, 1, 2), "band": (0, 8, 16), "blocks": (0, 8)},
         default={"bn": 0, "cm": 0, "band": 0, "blocks": 0},
         expect={"local_requests": 0},
-        lesson=(
-            "A number of 32 bits is four signed bytes, and its product with another sixteen products of bytes. C drops "
-            "what is beyond its own bytes, so six of them are not needed; for 64 bits, 28 of 64. Of an H200, tensor "
-            "cores do 1,979 TOP/s of bytes, CUDA cores 33 of 32 bits (data sheet). What wraps may wrap early: the "
-            "products of one weight are added in one accumulator, which is shifted by 8 bits before the next weight."
-        ),
     ),
 )

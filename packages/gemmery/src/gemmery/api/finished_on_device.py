@@ -17,7 +17,7 @@ import numpy as np
 
 from gemmery import arrays, dtypes
 from gemmery.api.codes import bits_of, library_of
-from gemmery.api.device_call import DeviceCall, described, table, tell_once
+from gemmery.api.device_call import DeviceCall, described, still, table, tell_once
 from gemmery.api.device_operands import located, operand_type, resolved, types
 from gemmery.api.epilogue_operands import READ, at_index, kind_of, read_on_device
 from gemmery.api.epilogue_terms import Shapes, out_of, stored_as, types_of, with_kinds
@@ -257,7 +257,7 @@ def _fused(
         return None
     staged = _is_staged(outputs)
     terms = for_kernel(options._replace(batch_invariant=bool(options.batch_invariant), precision=None))
-    call = DeviceCall(_still(a), _still(bs[0]), _still(c), options=terms)
+    call = DeviceCall(still(a), still(bs[0]), still(c), options=terms)
     for matrices in (2, 1) if len(bs) == 2 and bs[0].strides == bs[1].strides else (1,):
         stored = [*values, *[_sums(c)] * (len(bs) - matrices), *outputs[1 + staged :]]
         vectors = tuple(_vector_of(each, n) for each in stored)
@@ -320,11 +320,6 @@ def _is_staged(outputs: Sequence[View]) -> bool:
     lines = first.strides[1] == size and min(first.shape) > 1 and first.shape[1] * size % 16 == 0
     copies = driver.find(first.device).capability == 90
     return alike and lines and copies and not (first.pointer | second.pointer | first.strides[0]) % 16
-
-
-def _still(z: View) -> View:
-    """Return a view without its memory, as DeviceCall has it."""
-    return View(z.pointer & 15, z.shape, z.strides, z.dtype, z.device)
 
 
 @table.once

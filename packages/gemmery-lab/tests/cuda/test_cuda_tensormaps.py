@@ -105,7 +105,7 @@ def launch(name, problem, config):
     )
 
 
-RUNG = gpu_rung("copies", idea="", parent=None, geometry=launch, expect={}, default={"packs": 1})
+RUNG = gpu_rung("copies", idea="", parent=None, lesson="", geometry=launch, expect={}, default={"packs": 1})
 
 
 def aligned(shape, order="C", seed=0):

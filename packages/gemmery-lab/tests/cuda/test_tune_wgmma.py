@@ -53,7 +53,9 @@ def rungs():
 
     default = dict.fromkeys(choose.KEYS, 0)
     return {
-        name: gpu_rung(name, idea="", parent=None, geometry=geometry, expect={}, default=default, dtypes=("bf16",))
+        name: gpu_rung(
+            name, idea="", parent=None, lesson="", geometry=geometry, expect={}, default=default, dtypes=("bf16",)
+        )
         for name in ("wgmma_epilogue", "wgmma_streamk")
     }
 

@@ -16,7 +16,6 @@ import gemmery_lab as lab
 import records
 from gemmery.ladder.diff import Difference, Fact
 from gemmery.ladder.exhibits import find
-from gemmery.ladder.rung import lessons
 from gemmery_emulator.pages import writing
 from gemmery_emulator.pages.writing import framed
 from gemmery_lab.inspection.gather import inspect_rung
@@ -70,15 +69,12 @@ def inspected():
     return [hostile(inspect_rung(name, n=64, device="sm_80")) for name in ("divergence_split", "simt_smem")]
 
 
-def test_markup_in_records_is_shown_as_text(monkeypatch):
+def test_markup_in_records_is_shown_as_text():
     run = records.ladder()
-    texts = dict.fromkeys(lessons(), BAD)
-    for module in ("rung", "exhibits"):
-        monkeypatch.setattr(f"gemmery.ladder.{module}.lessons", lambda: texts)
     bad = tuple(replace(m, note=BAD, refused=m.refused and BAD) for m in run.measurements)
-    rungs = tuple(row._replace(idea=row.idea + BAD, source=BAD) for row in records.RUNGS)
+    rungs = tuple(rung._replace(idea=rung.idea + BAD, lesson=BAD, source=BAD) for rung in records.RUNGS)
     machine = replace(run.machine, cpu=BAD, blas=BAD, os=BAD)
-    shown = replace(find("bank_stride"), idea=BAD)
+    shown = replace(find("bank_stride"), idea=BAD, lesson=BAD)
     one = lab.emulated_exhibit("divergence_split", 64)[0]
     pages = {
         "ladder": page(replace(run, machine=machine, measurements=bad), rungs),

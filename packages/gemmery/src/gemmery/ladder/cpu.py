@@ -116,17 +116,31 @@ CPU = (
         idea="C[i,j] += A[i,k] * B[k,j], loops i, j, k",
         parent=None,
         refuses=_plain,
+        lesson=(
+            "The definition, as three loops. B is read down its columns, so every multiply-add misses a cache line; "
+            "and each adds to the same element of C, so each waits for the one before it. The CPU does one where it "
+            "could do dozens."
+        ),
     ),
     _textbook(
         "scalar_reordered",
         idea="loops i, k, j: B and C are read along rows",
         parent="scalar_naive",
         refuses=_plain,
+        lesson=(
+            "Only the order of two loops changes. The inner loop now runs along the rows of B and C: every byte of a "
+            "cache line is used, the prefetchers can follow, and the multiply-adds no longer depend on each other."
+        ),
     ),
     _textbook(
         "simd_row",
         idea="one element of A broadcast, fused multiply-add over a row of B",
         parent="scalar_reordered",
+        lesson=(
+            "A vector instruction applies one operation to a whole vector of adjacent elements, and the loop order of "
+            "the parent rung made them adjacent. The limit is now C, which is loaded and stored for every "
+            "multiply-add."
+        ),
     ),
     _textbook(
         "simd_blocked",
@@ -134,11 +148,20 @@ CPU = (
         parent="simd_row",
         space={"block": (8, 16, 32, 64, 128, 256, 512, 1024, 2048)},
         default={"block": 512},
+        lesson=(
+            "A block of B that stays in a cache is read from there many times. This pays once B no longer fits in the "
+            "cache, and costs a little before that: sweep the side of the block to see the caches."
+        ),
     ),
     _textbook(
         "simd_tile",
         idea="a tile of C stays in registers while k runs; A and B are read in place",
         parent="simd_blocked",
+        lesson=(
+            "C leaves the inner loop: its sums are in registers until k ends. A step loads nr elements of B and mr of "
+            "A for mr x nr multiply-adds; the parent rung loads two vectors and stores one for each. A and B are read "
+            "where they are: each step of k goes to another row of B, which is another page once rows are 4 KiB long."
+        ),
     ),
     Rung(
         name="packed_panels",
@@ -147,6 +170,12 @@ CPU = (
         dtypes=_FLOATS,
         refuses=lambda problem: _plain(problem) or _packed(problem),
         build=build.packed_panels,
+        lesson=(
+            "Packing copies m k + k n elements once, and the tile then reads consecutive memory: steps stay on a "
+            "page, and rows do not compete for one set of a cache. Operands of any layout become the same panels. All "
+            "of A and B is packed as one block, so with a large k a panel of B no longer fits in L1, nor the panels "
+            "of A in L2."
+        ),
         source="cpu/loops.py",
     ),
     _packed_rung(
@@ -154,12 +183,23 @@ CPU = (
         semirings=True,
         idea="five loops around packed_panels: each keeps one block in one cache",
         parent="packed_panels",
+        lesson=(
+            "Blocks of nc columns, kc steps and mc rows are chosen so that a packed block of B stays in L3, one of A "
+            "in L2 and a panel of B in L1. Each is read from there many times before the next one comes, whatever the "
+            "size of the product. A product that fits anyway gains nothing; a large one does. Every fast library "
+            "works this way."
+        ),
         source="cpu/loops.py",
     ),
     _packed_rung(
         name="packed_threaded",
         idea="packed on all cores: C is cut along m and n, and each thread packs what its part reads",
         parent="packed",
+        lesson=(
+            "C is cut along m and n, never along k: no two threads add to the same element, so any number of threads "
+            "gives the same bits. Each thread packs its own panels; some are packed twice, but no thread waits. "
+            "Workers spin briefly, then sleep; a product too short to justify waking them runs on one thread."
+        ),
         source="cpu/pool.py",
     ),
     Rung(
@@ -169,6 +209,12 @@ CPU = (
         dtypes=tuple(_SUMS),
         refuses=_unpacked_tiles,
         build=build.amx_tile,
+        lesson=(
+            "One instruction adds 16 x 16 sums of 64 bytes of k in 16 cycles: 1024 multiply-adds a cycle in int8. Two "
+            "tiles of A and two of B serve four products, one load a product, which is as fast as the unit. But the "
+            "unit wants 4 bytes of k of a column side by side. They lie in two or four rows of B, and to interleave "
+            "them again for every 32 rows of C takes several times as long as the products."
+        ),
         source="cpu/simple.py",
     ),
     _packed_rung(
@@ -178,6 +224,11 @@ CPU = (
         dtypes=tuple(_SUMS),
         refuses=_tiles,
         space=_TILE_SPACE,
+        lesson=(
+            "The unit is so fast that bringing and writing tiles takes the time. So a part of a panel of B stays in L1 "
+            "while A goes by, with loads that say used once; A is not copied where its rows are whole chunks of 64 "
+            "bytes; sums stay tiles in L2 until a chain of k ends, and are written while the next ones are computed."
+        ),
         source="cpu/tile_unit.py",
     ),
     _packed_rung(
@@ -187,6 +238,12 @@ CPU = (
         dtypes=tuple(_SUMS),
         refuses=_tiles,
         space=_TILE_SPACE,
+        lesson=(
+            "Each core has a tile unit, so the products divide well; packing does not: with 4 x 4 parts each column of "
+            "B would be packed by four threads. So all threads pack a large B together before they multiply. A thread "
+            "shapes its tile registers when its part begins and releases them "
+            "when it ends, since every switch of threads would save them otherwise, 8 KiB each time."
+        ),
         source="cpu/pool.py",
     ),
     _direct_rung(
@@ -196,6 +253,12 @@ CPU = (
         dtypes=(*_FLOATS, *_INTEGERS),
         build=build.direct,
         space={"mr": (4, 8, 12, 16), "specialised": (0, 1)},
+        lesson=(
+            "Packing copies m k + k n elements to speed up m n k multiply-adds. In small or thin products there are "
+            "too few of the latter. A register tile that reads A and B in place is then faster, as long as B stays in "
+            "cache. Rows of A that are a multiple of 4 KiB apart map to the same L1 set, so for them the tile must "
+            "have few rows."
+        ),
         source="cpu/direct.py",
     ),
     _direct_rung(
@@ -204,6 +267,11 @@ CPU = (
         parent="direct",
         build=build.streamed,
         space={"depth": (2, 4, 8), "nv": (1, 2, 4)},
+        lesson=(
+            "With few rows of A the limit is reading B. A tile that runs down k jumps one page per step, which no "
+            "prefetcher follows; several rows of B read in parallel are streams that prefetchers do follow. C is then "
+            "passed over many times, so its sums are kept packed in L2."
+        ),
         source="cpu/streamed.py",
     ),
     Rung(
@@ -216,6 +284,11 @@ CPU = (
         bound=blocked,
         space={"mc": (1024, 2048, 4096, 8192), "kc": (1024, 2048, 4096), "columns": (4, 6, 8)},
         default={"mc": 4096, "kc": 4096},
+        lesson=(
+            "There is one multiply-add per element of A, so memory is the limit: the kernel must read A once, in "
+            "order, with enough loads in flight. A row-major A is read as dot products, a transposed one as sums of "
+            "columns; neither is copied."
+        ),
         source="cpu/gemv.py",
     ),
     Rung(
@@ -226,6 +299,12 @@ CPU = (
         refuses=build.dots_refuses,
         build=build.dots,
         bound=blocked,
+        lesson=(
+            "Where C is narrower than half of a vector, a tile along its rows leaves most lanes empty: it takes as "
+            "many multiply-adds for two columns as for sixteen. Vectors along k are full, and A is read once, in "
+            "memory order, as for a single vector. Adding the lanes costs a few additions a row, so a short k gains "
+            "nothing."
+        ),
         source="cpu/dots.py",
     ),
     Rung(
@@ -235,6 +314,11 @@ CPU = (
         dtypes=dtypes.NAMES,
         refuses=_batched,
         build=_later("cpu.batched", "build"),
+        lesson=(
+            "For matrices of a few elements the call, the loops and the edges cost more than the product. With m, n "
+            "and k fixed at compile time there are no edges and no branches, and the loop over the batch is compiled "
+            "together with the product."
+        ),
         source="cpu/batched.py",
     ),
     Rung(
@@ -247,6 +331,12 @@ CPU = (
         bound=_later("cpu.strassen", "bound"),
         space={"levels": (1, 2), "winograd": (0, 1), "kc": (512, 1024), "nc": (1024, 2048)},
         normwise=True,
+        lesson=(
+            "Seven products instead of eight, at the price of more additions. These would cost memory traffic, so they "
+            "are done while packing and while C is written. It wins for large products and can exceed the machine's "
+            "peak, counted in the operations of the plain product. Its error is bounded only in norm, so it is never "
+            "chosen by default."
+        ),
         source="cpu/strassen.py",
     ),
 )

@@ -188,6 +188,14 @@ GEMM_QUANTIZED = (
             "runs": (0, 132),
             "late": (0, 1),
         },
+        lesson=(
+            "With rows of W as the M side and tokens as the N side, a product of 8 tokens takes a sixteenth of the "
+            "cycles of one of 128, and no row of a tile is wasted. A register operand needs no way back to shared "
+            "memory, so weights cross it in 4 bits. A bfloat16 whose high byte is zero is an integer times a power of "
+            "two: one logical instruction and one multiply-add make two weights, with their factor, rounded once. What "
+            "is left is latency: one thread must ask for all of W early enough, and few tokens need every "
+            "multiprocessor, so warpgroups of a block share rows and take the steps of k in turn."
+        ),
     ),
     gpu_rung(
         CODES,
@@ -200,6 +208,13 @@ GEMM_QUANTIZED = (
         geometry=_geometry_codes,
         resolve=_resolve_codes,
         space={"stages": (0, 3, 5), "band": (0, 1, 4), "blocks": (0, 1, 7)},
+        lesson=(
+            "With many tokens tensor cores are the limit, and 8-bit types have twice the rate of halves. Each of the "
+            "16 levels of 4 bits is a number of e4m3, and bits 0 to 15 of that type are just as many times 2^-9, so a "
+            "level needs no table: its sign goes to the top, and a multiply-add of four bytes at a time does it. "
+            "Registers hold the weights, tokens lie in shared memory, and while one warpgroup scales its sum of 128 of "
+            "k and adds it in float32, the other one's products are under way."
+        ),
     ),
 )
 

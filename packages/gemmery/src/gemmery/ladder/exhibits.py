@@ -19,7 +19,6 @@ from gemmery.banks import BANK, BANKS, WARP
 from gemmery.cuda import driver
 from gemmery.cuda.geometry import Geometry, refusal, template
 from gemmery.errors import RefusedError, unknown
-from gemmery.ladder.rung import lessons
 from gemmery.problem import Config
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -46,16 +45,12 @@ class Exhibit:
 
     name: str
     idea: str  # the effect, in one line
+    lesson: str
     show: Show
     parent: str | None = None
     space: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     default: Config = field(default_factory=dict)
     expect: Mapping[str, int] = field(default_factory=dict)  # counters at the default, by the rules
-
-    @property
-    def lesson(self) -> str:
-        """What it teaches, in a few sentences."""
-        return lessons()[self.name]
 
     @property
     def source(self) -> str:
@@ -346,6 +341,10 @@ EXHIBITS = (
     Exhibit(
         name="divergence_split",
         idea="the lanes of one warp take two paths: threadIdx.x > 15",
+        lesson=(
+            "A warp executes one instruction at a time. When its lanes disagree at a branch, it runs both paths one "
+            "after the other, with half of its lanes idle on each. The same work takes twice as long."
+        ),
         show=_branches(WARP, 15),
         default={"steps": 1024},
         expect={"divergent_branches": 1 << 17},
@@ -353,6 +352,10 @@ EXHIBITS = (
     Exhibit(
         name="divergence_warp",
         idea="two warps take one path each: threadIdx.x > warpSize - 1",
+        lesson=(
+            "The same two paths, but whole warps take them: no warp has lanes that disagree, so none runs both. Where "
+            "threads must branch, let them branch by warps."
+        ),
         show=_branches(2 * WARP, WARP - 1),
         parent="divergence_split",
         default={"steps": 1024},
@@ -361,17 +364,30 @@ EXHIBITS = (
     _reduction(
         name="reduce_adjacent",
         idea="a tree sum of neighbors",
+        lesson=(
+            "At the first five levels every warp of the block works, with fewer of its lanes at each: a warp with one "
+            "active lane costs as much as one with 32."
+        ),
         show=_tree(_adjacent),
     ),
     _reduction(
         name="reduce_strided",
         idea="a tree sum of elements half the remaining length apart",
+        lesson=(
+            "The first half of the threads adds, then the first quarter: whole warps retire at every level, and only "
+            "the last five levels leave a warp partly idle. The gain depends on the other costs of a level: compare "
+            "the two times, and that of the sum by shuffles, which has no barrier at each level."
+        ),
         show=_tree(lambda block: [[each < sum(level) for each in range(block)] for level in _adjacent(block)]),
         parent="reduce_adjacent",
     ),
     _reduction(
         name="reduce_shuffle",
         idea="a tree sum in registers, by shuffles between lanes",
+        lesson=(
+            "A shuffle moves a register to another lane of the warp: five levels take five instructions, no shared "
+            "memory and no barrier. One barrier remains, before one warp adds the sums of the others."
+        ),
         # Every lane adds at each of five levels, and then those of the first warp once more.
         show=_tree(lambda block: 5 * [[True] * block] + 5 * [[thread < WARP for thread in range(block)]]),
         parent="reduce_strided",
@@ -380,6 +396,11 @@ EXHIBITS = (
     Exhibit(
         name="bank_stride",
         idea="shared memory read with a stride: lanes that read different words of one bank wait for each other",
+        lesson=(
+            "Shared memory has 32 banks of 4 bytes. A read takes as many passes as different words are read from the "
+            "busiest bank: 1 for an odd stride of floats, 32 for stride 32. Wider elements are read 16 or 8 lanes at a "
+            "time."
+        ),
         show=_BANKS_AT,
         space={"stride": (1, 2, 3, 4, 8, 16, 17, 32, 33), "width": (4, 8, 16)},
         default={"stride": 1, "width": 4, "steps": 512},
@@ -388,6 +409,11 @@ EXHIBITS = (
     Exhibit(
         name="copy_coalesced",
         idea="global memory copied with a stride: whole sectors move, and only parts of them are used",
+        lesson=(
+            "Memory moves in sectors of 32 bytes. Neighboring lanes that read neighboring floats need 4 sectors per "
+            "request; 8 floats apart, every lane needs its own sector and uses an eighth of it. Wider elements waste "
+            "less."
+        ),
         show=_COPIED,
         space={"stride": (1, 2, 3, 4, 8, 16, 32), "width": (4, 8, 16)},
         default={"stride": 1, "width": 4},
@@ -396,6 +422,11 @@ EXHIBITS = (
     Exhibit(
         name="truncation",
         idea="sums that stay in tensor cores are cut toward zero, and become too small",
+        lesson=(
+            "Tensor cores cut a sum to 24 bits; CUDA cores round it to the nearest such number. A cut makes a positive "
+            "sum smaller, so errors add up as k grows. Errors of rounding have both signs and mostly cancel. The rungs "
+            "that multiply float32 in parts therefore let CUDA cores take the sum over after 64 of k."
+        ),
         show=_CUT,
         space={"steps": (16, 64, 256)},
         default={"steps": 64},

@@ -209,6 +209,14 @@ SPLIT_FLOAT32 = (
         geometry=partial(_in_parts, two=True),
         resolve=partial(_resolve, PARTS),
         space=_space(PARTS),
+        lesson=(
+            "A float32 is the sum of two numbers of 11 bits, almost. Three of their four products count, and tensor "
+            "cores do 15 in half precision while CUDA cores do one. The low number is scaled by 2^11: otherwise it "
+            "would be too small for the exponents of half precision, and lose bits. Tensor cores cut their sums "
+            "toward zero instead of rounding them, and cuts of positive sums add up as k grows. So CUDA cores take "
+            "the sum over every 64 of k and add it to theirs, rounded. Small elements beside large ones still lose "
+            "bits: the pre-pass sees them, and the device takes three bfloat16 instead."
+        ),
     ),
     _split_rung(
         "split_bf16x6",
@@ -218,6 +226,12 @@ SPLIT_FLOAT32 = (
         geometry=_in_parts,
         resolve=partial(_resolve, PARTS),
         space=_space(PARTS),
+        lesson=(
+            "Three numbers of 8 bits are the 24 bits of a float32, and bfloat16 has its exponents: nothing is lost. Of "
+            "the nine products, the three smallest are no larger than what float32 rounds off one product, so six "
+            "suffice. The smallest are added first, since a cut is relative to the sum so far. It takes twice as long "
+            "as two halves, and no element decides how another row is computed."
+        ),
     ),
     _split_rung(
         "split_paired",
@@ -227,5 +241,11 @@ SPLIT_FLOAT32 = (
         geometry=partial(_in_parts, tiled=PAIRED_PARTS, depth=lambda _: PAIRED_DEPTH, shallow=PAIRED_SHALLOW),
         resolve=partial(_resolve, PAIRED_PARTS),
         space=_space(PAIRED_PARTS),
+        lesson=(
+            "Seven additions in place of one give the sum of two float32 and what its rounding lost, exactly. The lost "
+            "parts have a sum of their own, and the two meet at the end, rounded once. What remains is the error of 32 "
+            "of k in tensor cores, whatever k is. The second number takes registers, so the tile has 96 columns; the "
+            "additions take time, so two warpgroups take turns: one multiplies while the other adds."
+        ),
     ),
 )

@@ -210,6 +210,11 @@ GEMV = (
         space={"threads": (32, 64, 128, 256)},
         default={"threads": 128},
         expect={"divergent_branches": 0, "load_sectors_a_request": 16.5, "load_bytes_a_sector": 4},
+        lesson=(
+            "Each thread reads its own row of W, so the 32 lanes of a warp read 32 rows at once: every load touches 32 "
+            "sectors and uses 2 or 4 bytes of each. With few results most of the device is idle. If the columns of W "
+            "are contiguous instead, the same code is coalesced."
+        ),
     ),
     _gemv_rung(
         "gemv_thread_smem",
@@ -219,6 +224,11 @@ GEMV = (
         space={"threads": (32, 64, 128, 256), "tile": (512, 1024, 2048, 4096)},
         default={"threads": 128, "tile": 2048},
         expect={"divergent_branches": 0, "bank_conflicts": 0},
+        lesson=(
+            "All threads need the same x, and x is small: shared memory broadcasts one word to a whole warp. But W is "
+            "nearly all the traffic and is read only once; staging x saves only what the L1 cache already served, and "
+            "costs two barriers per tile."
+        ),
     ),
     _gemv_rung(
         "gemv_warp",
@@ -228,6 +238,11 @@ GEMV = (
         space={"r": (1, 2, 4, 8, 16), "smem": (0, 1), "threads": (32, 64, 128, 256), "tile": (512, 1024, 2048, 4096)},
         default={"r": 1, "smem": 0, "threads": 128, "tile": 2048},
         expect={"bank_conflicts": 0, "load_sectors_a_request": 4, "load_bytes_a_sector": 32},
+        lesson=(
+            "Lanes next to each other read adjacent elements of one row of W, so a warp's load touches r rows instead "
+            "of 32. There are 32 / r times as many threads, so a short y fills the device sooner. The price is log2(32 "
+            "/ r) shuffles per result, and idle lanes when k is smaller than 32 / r."
+        ),
     ),
     _gemv_rung(
         "gemv_vectorized",
@@ -245,6 +260,12 @@ GEMV = (
         },
         default={"team": 0, "rows": 0, "steps": 0, "threads": 0, "split": 0, "overlap": 1, "cluster": 1},
         expect={"bank_conflicts": 0, "load_bytes_a_sector": 32},
+        lesson=(
+            "y = W x does two operations per element it reads, so all that matters is how early W is requested and "
+            "that enough of it is in flight: wide loads, several of them before the first is used, and no idle "
+            "threads. Below a megabyte most of the time is the launch itself, so the kernel starts while the launch "
+            "before it on the stream ends, prefetches its part of W, and only then waits."
+        ),
     ),
 )
 
@@ -347,5 +368,14 @@ GEMV_QUANTIZED = (
             "blocks": (0, 1, 2, 3, 4),
         },
         expect={"bank_conflicts": 0, "local_requests": 0, "load_bytes_a_sector": 32},
+        lesson=(
+            "Time is bytes of W by bandwidth, so 4 bits an element could take a quarter of the time of 16. But then "
+            "instructions limit it: each element is unpacked, converted and multiplied. A mask puts 4 bits into the "
+            "last bits of a number whose last bit counts one, and a subtraction leaves the exact integer: three "
+            "instructions for two elements. Tensor cores multiply: 16 rows of W are the left operand of mma and up "
+            "to 8 rows of x the right one, so 8 rows take hardly longer than one. The elements may come in any order "
+            "of k, if it is the same in both operands: each lane keeps the 16 bytes that it loaded. Blocks stay for "
+            "all their rows of W, and request the next while they multiply."
+        ),
     ),
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
@@ -42,15 +41,6 @@ def as_given(problem: Problem, config: Config) -> Config:
     return config
 
 
-@lru_cache
-def lessons() -> dict[str, str]:
-    """Return what rungs and exhibits teach, by name; no product needs it."""
-    import tomllib
-    from importlib.resources import files
-
-    return tomllib.loads(files("gemmery").joinpath("ladder", "lessons.toml").read_text(encoding="utf-8"))
-
-
 Growth = Callable[[int], float]
 
 
@@ -74,6 +64,7 @@ class Rung(NamedTuple):
     default: Config = MappingProxyType({})
     expect: Mapping[str, float] = MappingProxyType({})  # fields of emulated.RungCounts
     normwise: bool = False  # the bound is on norms, not on each element
+    lesson: str = ""  # what it teaches, in a few sentences
     source: str = ""  # the kernel's file in the package: "cpu/simple.py"
     geometry: GeometryOf | None = None  # how a GPU rung is launched
     resolve: Callable[[Problem, Config], Config] = as_given  # the config with every choice made
@@ -81,11 +72,6 @@ class Rung(NamedTuple):
     mixed: tuple[str, ...] = ()  # the types of A and B that it takes where they differ
     semirings: bool = False  # it takes products of semirings
     one_sided: bool = False  # with A and B exchanged a sum has other bits: it is added in another order
-
-    @property
-    def lesson(self) -> str:
-        """What it teaches, in a few sentences; "" for a rung of which lessons.toml has none."""
-        return lessons().get(self.name, "")
 
     def bound_of(self, dtype: str, precision: str = "") -> Growth:
         """Return f(k) for products of an element type, or of f32 in this precision."""

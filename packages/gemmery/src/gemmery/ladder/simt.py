@@ -95,6 +95,10 @@ SIMT = (
         refuses=_one_block,
         geometry=lambda name, p, _: Geometry(f"{name}.cu", instance(name, p), (1, 1, 1), (p.n, p.m, 1)),
         expect={**_ALONG_ROWS, "load_sectors_a_request": 2.5},
+        lesson=(
+            "A block has at most 1024 threads, so C has at most 1024 elements: 32 x 32. One block also runs on a "
+            "single multiprocessor, however many the device has."
+        ),
     ),
     _thread_rung(
         "simt_naive",
@@ -103,6 +107,10 @@ SIMT = (
         semirings=True,
         geometry=_by_warps,
         expect={**_ALONG_ROWS, "load_sectors_a_request": 2.5},
+        lesson=(
+            "Two loads per multiply-add make memory the limit. The 32 lanes of a warp share an element of A and read "
+            "32 adjacent elements of B, so each load is one request for one cache line."
+        ),
     ),
     _thread_rung(
         "simt_uncoalesced",
@@ -110,6 +118,10 @@ SIMT = (
         parent="simt_naive",
         geometry=partial(_by_warps, down=True),
         expect={"divergent_branches": 0, "load_sectors_a_request": 16.5, "store_sectors_a_request": 32},
+        lesson=(
+            "A deliberate dead end. The lanes of a warp read 32 different rows of A, so a request that touched 4 "
+            "sectors of memory now touches 32: the same work takes several times as long."
+        ),
     ),
     _thread_rung(
         "simt_linear",
@@ -118,6 +130,10 @@ SIMT = (
         geometry=_linear,
         space={"threads": (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)},
         expect=_ALONG_ROWS,
+        lesson=(
+            "With fewer than 32 threads per block, lanes of every warp stay idle: half the threads take twice the "
+            "time. From 64 threads on there are enough warps and the curve is flat. The device refuses 1025 threads."
+        ),
     ),
     gpu_rung(
         "simt_packed",
@@ -127,6 +143,11 @@ SIMT = (
         space={"layout": (0, 1), "block": (8, 16, 32)},
         default={"layout": 0, "block": 32},
         expect=_ALONG_ROWS,
+        lesson=(
+            "On a CPU packing avoids cache misses. Here it saves address arithmetic: inside a block all offsets are "
+            "constants. With layout 1, B is stored column by column as a CPU would want it, and the lanes of a warp no "
+            "longer read adjacent elements."
+        ),
     ),
     gpu_rung(
         "simt_smem",
@@ -139,6 +160,11 @@ SIMT = (
         space={"tile": (2, 4, 8, 16, 32)},
         default={"tile": 16},
         expect=_FROM_TILES,
+        lesson=(
+            "Each element of a 16 x 16 tile is read from memory once and used 16 times, so the limit is no longer "
+            "global memory but shared memory, with two loads per multiply-add. Small tiles leave warps half empty and "
+            "reuse each element less."
+        ),
     ),
     gpu_rung(
         "simt_smem_transposed",
@@ -148,6 +174,11 @@ SIMT = (
         space={"tile": (8, 16, 32), "swizzle": (0, 1)},
         default={"tile": 32, "swizzle": 1},
         expect=_FROM_TILES,
+        lesson=(
+            "With k contiguous in both tiles, one load fetches 16 bytes. Stored plainly (swizzle 0), rows are 32 banks "
+            "apart and the lanes of a warp queue for the same four banks; with chunks permuted differently in each row "
+            "they do not."
+        ),
     ),
 )
 
@@ -294,6 +325,10 @@ TILED = (
         parent="simt_smem",
         geometry=_tiled,
         expect={**_IN_REGISTERS, "load_sectors_a_request": 4},
+        lesson=(
+            "A thread reads tm + tn elements for tm x tn multiply-adds and keeps its sums in registers, so shared "
+            "memory is read tm tn / (tm + tn) times less often than with one thread per element."
+        ),
     ),
     _tile_rung(
         "simt_vectorized",
@@ -301,6 +336,10 @@ TILED = (
         parent="simt_threadtile",
         geometry=partial(_tiled, wide=True),
         expect=_WIDE,
+        lesson=(
+            "Fewer and wider requests move the same bytes. A width is used only if it divides both the alignment and "
+            "the side, so no load crosses an edge."
+        ),
     ),
     _tile_rung(
         "simt_padded",
@@ -308,6 +347,10 @@ TILED = (
         parent="simt_vectorized",
         geometry=partial(_tiled, wide=True, pad=_PAD),
         expect=_WITHOUT_CONFLICTS,
+        lesson=(
+            "A tile is transposed as it is stored, so that one step of k is a row of shared memory and is read 16 bytes"
+            " at a time. Four elements of padding per row put the transposing stores on different banks."
+        ),
     ),
     _tile_rung(
         "simt_swizzled",
@@ -315,6 +358,7 @@ TILED = (
         parent="simt_padded",
         geometry=partial(_tiled, wide=True),
         expect=_WITHOUT_CONFLICTS,
+        lesson=("The XOR moves each store to a different bank, as the padding did, and needs no extra memory."),
     ),
     gpu_rung(
         "simt_warptile",
@@ -324,6 +368,10 @@ TILED = (
         space=_WARPS,
         default={**_DEFAULT, "wm": 64, "wn": 32},
         expect=_WITHOUT_CONFLICTS,
+        lesson=(
+            "A warp that computes a compact part of the tile reads fewer different elements, and lanes that read the "
+            "same chunk share wavefronts."
+        ),
     ),
     gpu_rung(
         "simt_pipelined",
@@ -336,5 +384,9 @@ TILED = (
         resolve=_resolve,
         space=_PIPELINE,
         expect={**_IN_REGISTERS, "bank_conflicts": 0},
+        lesson=(
+            "A block no longer waits for memory at every tile: the next tile is on its way, through registers or by "
+            "cp.async, and the operands of the next step of k are read while the current step is multiplied."
+        ),
     ),
 )

@@ -105,6 +105,11 @@ TENSOR = (
         space=_SPACE,
         default={"bm": 128, "bn": 128, "bk": 16, "wm": 64, "wn": 32, "blocks": 1},
         expect={**_WIDE, **_STORES},
+        lesson=(
+            "One warp instruction does the work of eight multiply-adds per thread, on fragments distributed over the "
+            "lanes. The limit moves: shared memory and tile loads must keep up, so a warp computes a tile of 64 x 32. "
+            "This instruction runs at half the rate that Hopper's tensor cores reach in float64."
+        ),
     ),
     tensor_rung(
         "wmma_f16",
@@ -116,6 +121,11 @@ TENSOR = (
         space={**_SPACE, "bk": (0, 16, 32, 64)},
         default={"bm": 128, "bn": 128, "bk": 0, "wm": 64, "wn": 32, "blocks": 2},
         expect={**_WIDE, **_STORES},
+        lesson=(
+            "The same program with another element type is four to eight times as fast: the easy way to use tensor "
+            "cores. It reaches a third of the vendor's speed: arithmetic no longer hides the wait for tiles, and the "
+            "compiler chooses the layout of fragments, so they cannot be loaded in a better way."
+        ),
     ),
     gpu_rung(
         "mma_f64",
@@ -126,6 +136,12 @@ TENSOR = (
         resolve=_resolve_f64,
         space=_RING,
         expect={**_WIDE, **_STORES, "bank_conflicts": 0},
+        lesson=(
+            "mma.sync defines which lane holds which element, so the tile can be laid out for it: no bank conflicts, "
+            "and no registers needed to store tiles. A ring of tiles hides the latency of memory, and reading "
+            "fragments one step ahead hides that of shared memory. Which instruction shape reaches the peak depends on "
+            "the architecture: measure it first."
+        ),
     ),
 )
 
@@ -257,6 +273,12 @@ MMA = (
         space=_SWIZZLED,
         default={"bm": 128, "bn": 128, "bk": 64, "wm": 64, "wn": 64},
         expect={**_CONFLICT_FREE, **_STORES},
+        lesson=(
+            "ldmatrix gives a warp four 8 x 8 matrices, each from eight rows of 16 bytes at addresses the warp "
+            "chooses. Rows 128 bytes apart would use the same banks eight times over; storing chunk c of row r at c ^ "
+            "r % 8 spreads them, and the stores into the tile are free of conflicts too. But loading a tile, waiting "
+            "for it and multiplying it still happen one after the other."
+        ),
     ),
     tensor_rung(
         "mma_pipelined",
@@ -270,5 +292,11 @@ MMA = (
             "splits": (0, 1, 2, 4),
         },
         expect=_CONFLICT_FREE,
+        lesson=(
+            "Three copies are in flight while a fourth tile is multiplied, and the fragments of the next 32 bytes of k "
+            "are read while the current ones are used, so the tensor cores rarely wait. The remaining limit is the "
+            "rate of mma.sync, about two thirds of wgmma's on Hopper. Operands whose rows are not aligned to 16 bytes "
+            "are packed first: one pass over them costs little next to the product."
+        ),
     ),
 )

@@ -260,6 +260,13 @@ WGMMA = (
         geometry=partial(_unstaged, barriers=8, producers=0),
         space=_SPACE,
         default={"bm": 128, "bn": 128, "stages": 4},
+        lesson=(
+            "A tensor map describes a matrix once; from then on one thread asks for a box of it, and the copy engine "
+            "computes addresses, swizzles, fills in zeros beyond the edges and counts bytes at an mbarrier. wgmma "
+            "reads both operands from shared memory, so no register holds a fragment, and 128 threads multiply "
+            "64 x 128 x 16 in one instruction. But every thread still waits for each stage, and no product is under "
+            "way while the next stage is asked for."
+        ),
     ),
     _half_rung(
         "wgmma_specialized",
@@ -268,6 +275,13 @@ WGMMA = (
         geometry=_unstaged,
         space=_SPACE,
         default={"bm": 128, "bn": 256, "stages": 4},
+        lesson=(
+            "With roles instead of turns there is no barrier of all threads left in the loop: the producer runs ahead "
+            "until the ring is full, and a stage is handed back while the next products are under way. One thread can "
+            "feed two warpgroups, so the registers of the others in its warpgroup go to the consumers by setmaxnreg, "
+            "which makes room for a tile of 128 x 256. What is left between tiles: a block starts with an empty ring, "
+            "and ends with stores that nothing overlaps."
+        ),
     ),
     _half_rung(
         "wgmma_persistent",
@@ -276,6 +290,12 @@ WGMMA = (
         geometry=_unstaged,
         space={**_SPACE, "band": (1, 4, 8, 16)},
         default={"bm": 128, "bn": 256, "stages": 4, "band": BAND},
+        lesson=(
+            "The ring goes on across tiles, so the first stages of the next tile come while this one is stored, and a "
+            "block is set up once. The kernel, not the hardware, now chooses the order of tiles: in bands, those under "
+            "way together cover about a square, which needs the fewest rows of A and columns of B from memory. The "
+            "number of tiles in the last round matters more than before: 133 tiles on 132 multiprocessors take two."
+        ),
     ),
     _half_rung(
         "wgmma_cluster",
@@ -284,6 +304,12 @@ WGMMA = (
         geometry=_unstaged,
         space={**_SPACE, "cm": (1, 2, 4), "cn": (1, 2), "band": (1, 4, 8, 16)},
         default={"bm": 128, "bn": 256, "stages": 4, "cm": 2, "cn": 1, "band": BAND},
+        lesson=(
+            "A copy can arrive in the shared memory of several blocks at once, so a cluster asks L2 for a common "
+            "operand only once. In return its blocks depend on each other: a stage must be empty in all of them "
+            "before any of them fills it. That pays where requests to L2 are the limit, as with rows that do not "
+            "begin at lines of 128 bytes; where they are not, blocks that run freely are as fast or faster."
+        ),
     ),
     gpu_rung(
         "wgmma_epilogue",
@@ -306,5 +332,12 @@ WGMMA = (
             "blocks": (0, 128),
         },
         expect={**_EXPECT, "store_requests": 0},
+        lesson=(
+            "The end of a tile is time in which tensor cores wait. Packed to 16 bits, the finished sums fit in "
+            "registers beside those of the next tile, and leave while it is multiplied: stmatrix arranges rows, and a "
+            "tensor copy writes them, swizzled so that neither meets a bank conflict. Since a copy leaves out what is "
+            "beyond the edges, no element is tested. The usual steps after it, a bias, an activation, factors, "
+            "have images of their own: jumps over the steps of other products would wait for instructions."
+        ),
     ),
 )

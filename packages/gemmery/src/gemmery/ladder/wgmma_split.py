@@ -207,6 +207,13 @@ SPLIT = (
             "blocks": (0, 8, 128),
         },
         expect={**_EXPECT, "load_requests": 0},
+        lesson=(
+            "Whole tiles take whole rounds: 2.18 rounds last as long as 3. Where the last round has few tiles, the "
+            "blocks of a cluster take a part of k of one tile each, send each other their sums through the shared "
+            "memory of the cluster, and finish a part of the columns each: 2.18 rounds last 2.5. The hardware starts a "
+            "cluster together and has a barrier for it, so nothing waits for a block that has not begun. k is split "
+            "at the end only: until then neighbors read the same parts of A and B out of the L2 cache."
+        ),
     ),
     gpu_rung(
         "wgmma_blockscaled",
@@ -220,6 +227,13 @@ SPLIT = (
         resolve=_resolve_blockscaled,
         space={"bm": (0, 64, 128), "bn": (0, 64, 128), "stages": (0, 3, 6, 8), "band": (0, 1, 8, 16), "blocks": (0, 8)},
         expect=_EXPECT,
+        lesson=(
+            "Eight bits have little range, so every 128 of k has factors: one for a row of A, one for 128 x 128 of B. "
+            "They cannot wait for the end of the sum, and tensor cores have no place for them. So a sum ends every 128 "
+            "of k, and 64 multiply-adds of each thread scale it and add it to another. A warpgroup has registers for "
+            "two parts: while it adds one, the products of the other are under way. What tensor cores cut off, 13 bits "
+            "behind the largest term, is no longer carried from one part to the next."
+        ),
     ),
 )
 
@@ -237,6 +251,13 @@ GROUPED = (
         resolve=_resolve_grouped,
         space={"bn": (0, *_WIDTHS), "stages": (0, 2, 3, 4), "blocks": (0, 1, 128)},
         expect={"local_requests": 0, "bank_conflicts": 0},
+        lesson=(
+            "A launch for each expert of a layer leaves multiprocessors idle at each end, and the host must know how "
+            "many rows each has. Here all tiles of all groups are one list that blocks take in turn. The list is "
+            "written nowhere: a thread walks along the ends of the groups and counts tiles until it comes to its own, "
+            "a cached load and ten instructions for each group, once for the whole launch. With few rows per group the "
+            "weights are what is moved, so of A only blocks of 64 rows that the group has are brought and multiplied."
+        ),
     ),
     gpu_rung(
         "wgmma_grouped_k",
@@ -250,5 +271,12 @@ GROUPED = (
         resolve=_resolve_depths,
         space={"bn": (0, *_WIDTHS), "stages": (0, 2, 3, 4), "band": (0, 1, 8), "blocks": (0, 1, 128)},
         expect={"local_requests": 0, "bank_conflicts": 0},
+        lesson=(
+            "The gradient of an expert's weights sums over its tokens, so groups follow each other along k, and each "
+            "has a result of its own. No group's length is a multiple of a step, and a tensor copy knows no end but "
+            "that of the matrix: the last step of a group brings rows of the next one. Two warpgroups clear them in "
+            "shared memory, once a tile, in both operands, since 0 times NaN is NaN. All tiles of a group take the "
+            "same time, so those of the longest groups come first, and short ones fill the last round."
+        ),
     ),
 )

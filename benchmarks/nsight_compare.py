@@ -47,10 +47,13 @@ ARITHMETIC = {
 ACCESSES = {
     **dict.fromkeys(("LDG", "LDS"), "ld"),
     **dict.fromkeys(("STG", "STS", "ST"), "st"),
+    **dict.fromkeys(("ATOM", "ATOMG", "ATOMS"), "atom"),
+    **dict.fromkeys(("RED", "REDG"), "red"),
     "LDSM": "ldmatrix",
+    "STSM": "stmatrix",
     "LDGSTS": "cp.async",
 }
-SHARED = {"LDS": "loads", "LDSM": "loads", "STS": "stores", "LDGSTS": "stores"}
+SHARED = {"LDS": "loads", "LDSM": "loads", "STS": "stores", "STSM": "stores", "LDGSTS": "stores"}
 GLOBAL = {"LDG": "sectors_ld", "LDGSTS": "sectors_ld", "STG": "sectors_st"}
 
 Counted = Mapping[str, int]

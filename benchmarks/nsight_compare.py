@@ -46,11 +46,14 @@ ARITHMETIC = {
 }
 ACCESSES = {
     **dict.fromkeys(("LDG", "LDS"), "ld"),
-    **dict.fromkeys(("STG", "STS"), "st"),
+    **dict.fromkeys(("STG", "STS", "ST"), "st"),
+    **dict.fromkeys(("ATOM", "ATOMG", "ATOMS"), "atom"),
+    **dict.fromkeys(("RED", "REDG"), "red"),
     "LDSM": "ldmatrix",
+    "STSM": "stmatrix",
     "LDGSTS": "cp.async",
 }
-SHARED = {"LDS": "loads", "LDSM": "loads", "STS": "stores", "LDGSTS": "stores"}
+SHARED = {"LDS": "loads", "LDSM": "loads", "STS": "stores", "STSM": "stores", "LDGSTS": "stores"}
 GLOBAL = {"LDG": "sectors_ld", "LDGSTS": "sectors_ld", "STG": "sectors_st"}
 
 Counted = Mapping[str, int]
@@ -101,7 +104,7 @@ def known(row: dict[str, Any]) -> list[Difference]:
 def older(row: dict[str, Any]) -> str:
     """Return why a product's counts are of another kernel than today's; "" if they are of this one."""
     product = [row["rung"], kind(row), row["work"]["b_layout"]]
-    return next((table["why"] for table in noted()["older"] if product in table["products"]), "")
+    return next((table["why"] for table in noted().get("older", ()) if product in table["products"]), "")
 
 
 def alike(row: dict[str, Any]) -> frozenset[str]:

@@ -85,6 +85,8 @@ def _tiles(problem: Problem) -> str:
 
 def _halves(problem: Problem) -> str:
     """Refusals of float16 on the tile unit, whose sums are float32."""
+    if problem.dtype != "f16":
+        return f"it multiplies f16 by halves, not {problem.dtype}"
     if problem.out == "f64":
         return "its sums are float32, so C must be f16 or f32, not f64: use packed"
     return target.without_tiles() or _packed(problem)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 import gemmery
-from gemmery import arrays, dispatch, dtypes, limits
+from gemmery import arrays, dispatch, dtypes, limits, tiers
+from gemmery.cpu import entry
 from gemmery.cpu import threads as cpu_threads
 from gemmery.errors import RefusedError
 from gemmery.ladder.rung import Rung
@@ -52,15 +53,23 @@ class CpuStage:
             options["dtype"] = dtypes.get(self.work.out).numpy
         if options.pop("packed", 0):
             b, problem = gemmery.pack(b, options.get("dtype")), problem._replace(b_layout="packed")
-        rung = (dispatch.specialized(problem) or dispatch.plan(problem)).rung
-        function = functools.partial(gemmery.matmul, **options) if options else gemmery.matmul
+        special = dispatch.specialized(problem)
+        rung = (special or dispatch.plan(problem)).rung
 
         def run() -> Any:
             with in_force(threads):
-                return function(a, b) if c is None else function(a, b, out=c)
+                return gemmery.matmul(a, b, out=c, **options)
 
-        sample = timing.products(function, a, b, c)
-        return Runnable(lambda: on(threads, sample), functools.partial(self._error, run, rung), rung.name)
+        def sampler() -> Sample:
+            for _ in range(entry.calls_until_often(problem.batch) if special else 0):
+                run()
+            tiers.wait()  # else the kernel for every shape would be timed, in part or always
+            function = gemmery.matmul  # compiled by the first product
+            return on(
+                threads, timing.products(functools.partial(function, **options) if options else function, a, b, c)
+            )
+
+        return Runnable(sampler, functools.partial(self._error, run, rung), rung.name)
 
     def rival(self, opponent: RivalProcess) -> Runnable:
         """Let a rival's process make the same operands."""

@@ -331,5 +331,4 @@ class CallStage(CpuStage):
 def calls(session: Session, task: Task) -> list[Measurement]:
     """Check one kind of call, time it in turn with the library that its arrays are of, and return the records."""
     library = [rival for rival in task.rivals if rival.name == task.work.arrays]
-    with in_force(task.threads):  # one change: each change of the number of threads drops what calls have prepared
-        return contest(session, replace(task, rivals=library), CallStage(task.work), limits=False)
+    return contest(session, replace(task, rivals=library), CallStage(task.work), limits=False)

@@ -161,7 +161,8 @@ def grouped_matmul(
     if gather is not None or scatter is not None:
         from gemmery.api import gathered
 
-        return gathered.product(a, b, offsets, out, gather, scatter, keywords, grouped_matmul)
+        y = _viewed(b, view(a).dtype)
+        return gathered.product(a, b, y, offsets, out, gather, scatter, keywords, grouped_matmul)
     terms = record("grouped_matmul", keywords)
     if offsets is None:
         return _listed(a, b, out, terms)

@@ -196,9 +196,6 @@ def diagonals(labels: Dimensions, array: Any) -> tuple[Dimensions, Any]:
         label = next(label for label in labels if labels.count(label) > 1)
         first, second = [place for place, other in enumerate(labels) if other == label][:2]
         lengths = array.shape[first], array.shape[second]
-        if 1 in lengths and lengths[0] != lengths[1]:  # NumPy repeats the one element
-            labels, array = without(labels, array, second if lengths[1] == 1 else first)
-            continue
         if lengths[0] != lengths[1]:
             raise ShapeError(
                 f"letter {label!r} is repeated in an operand of shape {array.shape}, in dimensions of {lengths[0]} and "

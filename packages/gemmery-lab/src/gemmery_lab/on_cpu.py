@@ -46,7 +46,7 @@ class CpuStage:
         return Runnable(lambda: timing.calls(run), functools.partial(self._error, run, rung))
 
     def product(self, config: Config, threads: int) -> Runnable:
-        """Take `gemmery.matmul`, with `dtype=` only if the result is wider."""
+        """Take `gemmery.matmul`, with `dtype=` only if the result is wider; the number of threads is in force."""
         a, b, c = self.arrays
         problem, options = self.work.problem, dict[str, Any](config)
         if self.work.out != self.work.dtype:
@@ -57,17 +57,14 @@ class CpuStage:
         rung = (special or dispatch.plan(problem)).rung
 
         def run() -> Any:
-            with in_force(threads):
-                return gemmery.matmul(a, b, out=c, **options)
+            return gemmery.matmul(a, b, out=c, **options)
 
         def sampler() -> Sample:
             for _ in range(entry.calls_until_often(problem.batch) if special else 0):
                 run()
             tiers.wait()  # else the kernel for every shape would be timed, in part or always
-            function = gemmery.matmul  # compiled by the first product
-            return on(
-                threads, timing.products(functools.partial(function, **options) if options else function, a, b, c)
-            )
+            function = functools.partial(gemmery.matmul, **options) if options else gemmery.matmul  # compiled by now
+            return timing.products(function, a, b, c)
 
         return Runnable(sampler, functools.partial(self._error, run, rung), rung.name)
 
@@ -165,21 +162,11 @@ class Cpu(Backend):
             process.close()
 
 
-def on(threads: int, sample: Sample) -> Sample:
-    """Return the same sampler with that many threads."""
-
-    def sampled(inner: int, warm: int) -> int:
-        with in_force(threads):
-            return sample(inner, warm)
-
-    return sampled
-
-
 @contextmanager
 def in_force(threads: int) -> Iterator[None]:
-    """Set the number of threads, as `gemmery.set_num_threads`, within a `with` block."""
+    """Set the number of threads, as `gemmery.set_num_threads`, within a `with` block; 0 leaves it."""
     before = cpu_threads.get()
-    cpu_threads.set_(threads)
+    cpu_threads.set_(threads or before)
     try:
         yield
     finally:

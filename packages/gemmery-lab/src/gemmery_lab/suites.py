@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -131,7 +130,7 @@ def run_suite(session: Session, suite: Suite, threads: int, requested: Sequence[
         task = Task(suite.name, work, labels, threads, rivals, seconds, suite.rest, suite.sustained)
         try:
             # One change: each change of the number of threads drops what calls have prepared.
-            with in_force(threads) if threads else nullcontext():
+            with in_force(threads):
                 rows = measure(session, task)
             if suite.kind == "choices":
                 refuse_slower(rows, labels)

@@ -9,7 +9,7 @@ import numpy as np
 
 from gemmery import arrays, dtypes
 from gemmery.api.compute import writable
-from gemmery.api.options import check_activation, dtype_name, result_types
+from gemmery.api.options import result_types
 from gemmery.arrays import View, view
 from gemmery.errors import ArgumentError, DTypeError, LayoutError, ShapeError
 
@@ -30,21 +30,17 @@ def product(
         a = a[_index("gather", gather, None, x.shape[0], a, torch)]
     if scatter is None:
         return multiply(a, b, offsets=offsets, out=out, **options)
-    dtype = options.get("dtype")
-    result = result_types(x, y, None if dtype is None else dtype_name(dtype))[1]
+    result = result_types(x, y, options.get("dtype"))[1]
     target = None if out is None else view(out)
     rows = x.shape[0] if target is None else next(iter(target.shape), 0)
     if target is not None:
         arrays.together(a=x, out=target)
         writable(target, (rows, y.shape[-1]), result)
     to = _index("scatter", scatter, a.shape[0], rows, a, torch)
-    if options.get("activation") is not None:
-        check_activation(options["activation"], result)
     sums = dtypes.get(result).accumulator
     each = multiply(a, b, offsets=offsets, **{**options, "dtype": dtypes.get(sums).numpy})
     if torch is not None:
-        total = _added_by_torch(torch, each, to, offsets, rows)
-        total = total.to(getattr(torch, dtypes.get(result).numpy))
+        total = _added_by_torch(torch, each, to, offsets, rows).to(getattr(torch, dtypes.get(result).numpy))
     else:
         last = int(np.asarray(offsets)[-1]) if len(offsets) else 0
         total = _added(each, to, last, rows, arrays.numpy_dtype(result))

@@ -46,17 +46,16 @@ def pays(inputs: Inputs, options: Options) -> bool:
 
 
 def multiply(
-    inputs: Inputs, target: View, old: View | None, options: Options, scratch: Callable[[View, int], View],
-    compute: Callable[[Inputs, View, View | None, Options], Any],
-) -> bool:  # fmt: skip
-    """Write a product to `target` by `compute`, which multiplies real numbers; False where rows of C are not adjacent.
+    inputs: Inputs, target: View, options: Options, scratch: Callable[[View, int], View],
+    compute: Callable[[Inputs, View, None, Options], Any],
+) -> None:  # fmt: skip
+    """Write a product to `target`, whose rows are adjacent, by `compute`, which multiplies real numbers.
 
+    `target` has what beta multiplies, and overlaps neither A nor B, of which it is written some columns at a time.
     `scratch` allocates bytes on the device of a view for the time of the call.
     """
     x, y = inputs.x, inputs.y
     size = dtypes.get(x.dtype).size
-    if target.strides[-1] != size and target.shape[-1] > 1:
-        return False
     others = {z.stream for z in (x, y, target)} - {x.stream}
     for other in others:
         ordered.wait(x.stream, other, x.ordinal)
@@ -70,14 +69,10 @@ def multiply(
     memory = scratch(x, 2 * prod(columns.shape[:-1]) * min(step, n) * size)
     real = _as_real(x)
     for first in range(0, n, step):
-        some = [None if z is None else _columns(z, first, step) for z in (y, target, old)]
-        assert some[0] is not None
-        assert some[1] is not None
-        wide = _expanded(some[0], memory, x)
-        compute(Inputs(real, wide), _as_real(some[1]), some[2] and _as_real(some[2]), options)
+        wide = _expanded(_columns(y, first, step), memory, x)
+        compute(Inputs(real, wide), _as_real(_columns(target, first, step)), None, options)
     for other in others:
         ordered.wait(other, x.stream, x.ordinal)
-    return True
 
 
 def _columns(z: View, first: int, count: int) -> View:

@@ -21,7 +21,7 @@ from gemmery.cuda.launch import Ready, first_arguments, product_argument
 from gemmery.keywords import Options
 from gemmery.problem import Problem
 
-_REAL = {"complex64": "f32", "complex128": "f64"}
+REAL = {"complex64": "f32", "complex128": "f64"}  # the numbers that are multiplied in the place of these
 _THREADS, _BLOCKS = 256, 8  # of a block, and of these on a multiprocessor
 # Bytes of B that are expanded at a time, by whole tiles of columns: of 8192^3 in complex128 it would take 4 GB.
 _MOST, _COLUMNS = {"complex64": 1 << 31, "complex128": 1 << 29}, 128
@@ -34,7 +34,7 @@ def pays(inputs: Inputs, options: Options) -> bool:
     That takes less time than a complex kernel where B is reused: 4096^3 of complex64 10.9 ms and 11.9 on an H200.
     """
     x, y = inputs.x, inputs.y
-    if x.dtype not in _REAL or inputs.bias is not None or options.alpha.imag or options.beta.imag:
+    if inputs.bias is not None or options.alpha.imag or options.beta.imag:
         return False
     if not all(2 <= len(z.shape) <= 3 for z in (x, y)) or 0 in (*x.shape, *y.shape):
         return False
@@ -89,13 +89,13 @@ def _expanded(y: View, memory: View, x: View) -> View:
     steps = (half, 2 * k * half) if _k_adjacent(columns.strides) else (2 * n * half, half)
     matrices = (4 * k * n * half,) * (len(y.shape) > 2)
     shape = *y.shape[:-2], 2 * k, 2 * n
-    return memory._replace(shape=shape, strides=(*matrices, *steps), dtype=_REAL[y.dtype], stream=x.stream)
+    return memory._replace(shape=shape, strides=(*matrices, *steps), dtype=REAL[y.dtype], stream=x.stream)
 
 
 def as_real(inputs: Inputs, target: View) -> tuple[Inputs, View]:
     """Return the real product that takes the place of a complex one, of operands by rows, without memory."""
     x, y = inputs.x, inputs.y
-    real, half = _REAL[x.dtype], dtypes.get(x.dtype).size // 2
+    real, half = REAL[x.dtype], dtypes.get(x.dtype).size // 2
     shapes = (*x.shape[:-1], 2 * x.shape[-1]), (*y.shape[:-2], 2 * y.shape[-2], 2 * y.shape[-1])
     left, right = (View(0, shape, arrays.contiguous(shape, half), real, x.device) for shape in shapes)
     return Inputs(left, right), _as_real(target)
@@ -105,7 +105,7 @@ def _as_real(z: View) -> View:
     """Return rows of complex numbers as rows of real ones."""
     return z._replace(
         shape=(*z.shape[:-1], 2 * z.shape[-1]), strides=(*z.strides[:-1], dtypes.get(z.dtype).size // 2),
-        dtype=_REAL[z.dtype],
+        dtype=REAL[z.dtype],
     )  # fmt: skip
 
 
@@ -121,7 +121,7 @@ def _k_adjacent(strides: Ints) -> bool:
 @table.once
 def _launch(shape: Ints, strides: Ints, dtype: str, device: str, operand: str) -> Ready:
     """Return the launch that writes an operand of these strides in bytes to the workspace."""
-    real, card = C_NAMES[_REAL[dtype]], driver.find(device)
+    real, card = C_NAMES[REAL[dtype]], driver.find(device)
     batch, rows, columns = shape
     m, n, k = (rows, 1, columns) if operand == "a" else (1, columns, rows)
     if operand == "a":

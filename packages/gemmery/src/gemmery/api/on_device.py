@@ -94,7 +94,7 @@ def product(
 
 def _is_direct(target: View, old: View | None, inputs: Inputs, options: Options) -> bool:
     """Return False where a product is written to other memory and copied: kernels and `out` do not allow else."""
-    real = complex_products.pays(inputs, options)
+    real = inputs.x.dtype in complex_products.REAL and complex_products.pays(inputs, options)
     if (real or inputs.scales.kind == "blocks") and target.strides[-1:] != (dtypes.get(target.dtype).size,):
         return False
     if old is not None and not arrays.same(old, target) and arrays.overlap(old, target):
@@ -131,7 +131,7 @@ def planned(x: View, y: View, options: Options) -> PreparedLaunch:
     bias = None if options.bias is None else View(0, shape[-1:], (step,), "f32")
     inputs = Inputs(x, y, bias, epilogue_name(bias, options.activation), scales=factors)
     target = View(0, shape, arrays.contiguous(shape, size), result, x.device)
-    if complex_products.pays(inputs, options):
+    if x.dtype in complex_products.REAL and complex_products.pays(inputs, options):
         inputs, target = complex_products.as_real(inputs, target)
     return specialized(inputs.call(target, factors.factor != 1, options))
 
@@ -211,7 +211,7 @@ def _compute(inputs: Inputs, target: View, old: View | None, options: Options) -
     if 0 in target.shape:
         return None
     other = None if old is None or options.beta == 0 or arrays.same(old, target) else old
-    if complex_products.pays(inputs, options):
+    if inputs.x.dtype in complex_products.REAL and complex_products.pays(inputs, options):
         if other is not None:
             copy(other, target)
         complex_products.multiply(inputs, target, options, scratch, _compute)

@@ -1,6 +1,7 @@
 """The overlapped products between GPUs of one host: copy engines push rows into symmetric memory, each behind a signal.
 
-Two ordinary products and a copy engine hide nearly all of the transfer of a large product. A tile that reads a peer's
+A gather is one launch, which waits for rows itself (`arriving.py`), or two ordinary products, as a scattered sum. With a
+copy engine they hide nearly all of the transfer of a large product. A tile that reads a peer's
 rows in place fetches them once for every column of tiles, so rows are copied once; results that the epilogue stores
 over the link take longer than a copy (docs/findings/products_over_ranks.md).
 """
@@ -80,8 +81,7 @@ class Gather(PeerBuffer):
         with torch.cuda.stream(self.side):
             for peer in self.others:
                 self.push(peer, x, self.places[self.rank])
-        inside = arriving.INSIDE
-        launch = arriving.prepared(self._launches, x, full, w, out, self.rank, self.rows) if inside else None
+        launch = arriving.prepared(self._launches, x, full, w, out, self.rank, self.rows)
         groups = grouped(self.rank, self.rows, 2.0 * x.shape[1] * w.shape[1])
         if keep or (launch is None and len(groups) == 1):
             full[self.places[self.rank]].copy_(x)

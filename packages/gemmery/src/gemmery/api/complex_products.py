@@ -29,7 +29,7 @@ _WORK, _ROWS = 1 << 24, 64  # multiply-adds and rows of A from which expanding B
 
 
 def pays(inputs: Inputs, options: Options) -> bool:
-    """Return True where a complex product is a real one, which has real scalars and no bias.
+    """Return True where a product of complex numbers is one of real ones: its scalars are real, and it has no bias.
 
     That takes less time than a complex kernel where B is reused: 4096^3 of complex64 10.9 ms and 11.9 on an H200.
     """

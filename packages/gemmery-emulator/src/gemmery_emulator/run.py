@@ -53,7 +53,8 @@ class Rerun:
 
     program: LoweredKernel
     bind: Callable[[], BoundArguments]
-    resources: Callable[[str], tuple[int, int]]  # registers of a thread and bytes of static shared memory, on an arch
+    # On an architecture: registers of a thread, bytes of static shared memory, and the machine code.
+    resources: Callable[[str], tuple[int, int, bytes]]
 
 
 @dataclass(frozen=True, repr=False, eq=False)

@@ -12,6 +12,7 @@ from gemmery.errors import DeviceError, EmulationError
 from gemmery_emulator.pace.clocks import Arrives, Awaits, BulkCopies, PathRates, StepRuns, WarpClocks
 from gemmery_emulator.pace.demand import WarpDemand
 from gemmery_emulator.pace.profile import TURN, held_back, part_of, parted
+from gemmery_emulator.pace.register_banks import FFMA, bank_conflicts
 
 LATENCIES = {"bulk": 100.0, "bulk_store": 40.0, "wgmma": 5.0, "begin": 7.0, "l2": 200.0, "fma": 4.0, "l1": 30.0}
 RATES = PathRates(LATENCIES, frozenset({0}), 1, 1, 1.0, 1.0)  # unit 0 is a quarter's own, unit 1 that of bytes
@@ -118,6 +119,76 @@ def test_loads_through_a_pointer_that_is_kept_twice_follow_the_use_before_them()
     assert [len(part) for part, _ in parted(twice[:5], lambda _: 0.0, True)] == [5]
     assert held_back(twice) == {3}
     assert held_back(list(enumerate([load[0], step[0], load[1], add[0], add[1], step[1]]))) == frozenset()
+
+
+def test_of_values_that_are_converted_two_pairs_are_under_way():
+    block = []
+    for turn in range(4):
+        for side in "pq":
+            block += [
+                WarpDemand((), (f"{side}{turn}",), (f"x{side}",), "global"),
+                WarpDemand((), (f"x{side}",), (f"f{side}",), "integer"),
+                WarpDemand((), (f"{side}{turn}",), (f"{side}{turn + 1}",), "integer"),
+                WarpDemand((), (f"{side}{turn}",), (f"end{side}",), "integer"),
+            ]
+        block.append(WarpDemand((), ("s", "fp", "fq"), ("s",), "fma"))
+    assert held_back(list(enumerate(block))) == {18}  # the first load of the third pair; each takes nine instructions
+
+
+def multiply_add(*registers, keeps=()):
+    """The 16 bytes of an FFMA of sm_90: three registers, and the places that keep theirs for the next one."""
+    a, b, c = registers
+    low = FFMA | 7 << 12 | a << 24 | b << 32
+    return low.to_bytes(8, "little") + (c | sum(1 << 58 + place for place in keeps)).to_bytes(8, "little")
+
+
+@pytest.mark.parametrize(
+    ("code", "late"),
+    [
+        ([multiply_add(2, 4, 6)], 2.0),  # three of the even bank
+        ([multiply_add(2, 5, 6)], 1.0),
+        ([multiply_add(2, 5, 2)], 0.0),  # one register, read once
+        ([multiply_add(2, 4, 6, keeps=(0,)), multiply_add(2, 5, 6)], 1.0),  # 2 and 0: the second reads one of each
+        ([multiply_add(2, 4, 6, keeps=(1,)), multiply_add(2, 5, 6)], 1.5),  # kept at another place
+        ([bytes(16), multiply_add(2, 4, 6)], 2.0),  # of multiply-adds alone
+        ([bytes(16)], 0.0),
+        ([], None),
+    ],
+)
+def test_registers_of_one_bank_are_read_in_turn(code, late):
+    assert bank_conflicts(b"".join(code), 1) == late
+
+
+def test_a_bank_that_gives_two_registers_is_late_by_the_third():
+    assert bank_conflicts(multiply_add(2, 4, 6), 2) == 1.0
+    assert bank_conflicts(multiply_add(2, 5, 6), 2) == 0.0
+
+
+def test_what_is_brought_to_l2_before_the_launch_ahead_ends_is_waited_for_less():
+    code = """__global__ void f(float* x, const float* y) {
+  int i = blockIdx.x * 256 + threadIdx.x;
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  BEFORE
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  x[i] = 2 * y[i];
+}"""
+    bring = 'asm volatile("prefetch.global.L2 [%0];" ::"l"(y + i));'
+    x, y = (np.zeros(132 * 256, np.float32) for _ in range(2))
+    runs = [gm.emulate(code.replace("BEFORE", each), "f", 132, 256, [x, y], check=False) for each in (bring, "")]
+    ahead, later = (run.predict("h200") for run in runs)
+    latencies = pipes_of("h200")[1].latencies
+    shorter = (later.terms["waits"] - ahead.terms["waits"]) * 1.98e9
+    assert abs(shorter - (latencies.memory - latencies.l2)) <= 60  # clocks of the prefetch itself
+
+
+def test_loads_of_less_than_a_word_take_half_a_pass_more():
+    loop = "int s = 0; for (int k = 0; k < n; ++k) s += x[k * 32 + threadIdx.x];"
+    code = f"__global__ void f(TYPE* x, int n) {{ {loop} x[0] = s; }}"
+    lines = {}
+    for kind, dtype in (("short", np.int16), ("int", np.int32)):
+        run = gm.emulate(code.replace("TYPE", kind), "f", 1, 32, [np.zeros(1 << 12, dtype), 64], check=False)
+        lines[kind] = run.predict("h200").terms["L1 lines"]
+    assert 1.2 <= lines["short"] / lines["int"] <= 1.25  # 1.48 passes and 1 / 0.84
 
 
 def test_loads_wait_where_registers_are_used_up():

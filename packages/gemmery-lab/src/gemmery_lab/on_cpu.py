@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 import gemmery
-from gemmery import arrays, dispatch, dtypes, limits
+from gemmery import arrays, dispatch, dtypes, limits, tiers
+from gemmery.cpu import entry
 from gemmery.cpu import threads as cpu_threads
 from gemmery.errors import RefusedError
 from gemmery.ladder.rung import Rung
@@ -45,22 +46,27 @@ class CpuStage:
         return Runnable(lambda: timing.calls(run), functools.partial(self._error, run, rung))
 
     def product(self, config: Config, threads: int) -> Runnable:
-        """Take `gemmery.matmul`, with `dtype=` only if the result is wider."""
+        """Take `gemmery.matmul`, with `dtype=` only if the result is wider; the number of threads is in force."""
         a, b, c = self.arrays
         problem, options = self.work.problem, dict[str, Any](config)
         if self.work.out != self.work.dtype:
             options["dtype"] = dtypes.get(self.work.out).numpy
         if options.pop("packed", 0):
             b, problem = gemmery.pack(b, options.get("dtype")), problem._replace(b_layout="packed")
-        rung = (dispatch.specialized(problem) or dispatch.plan(problem)).rung
-        function = functools.partial(gemmery.matmul, **options) if options else gemmery.matmul
+        special = dispatch.specialized(problem)
+        rung = (special or dispatch.plan(problem)).rung
 
         def run() -> Any:
-            with in_force(threads):
-                return function(a, b) if c is None else function(a, b, out=c)
+            return gemmery.matmul(a, b, out=c, **options)
 
-        sample = timing.products(function, a, b, c)
-        return Runnable(lambda: on(threads, sample), functools.partial(self._error, run, rung), rung.name)
+        def sampler() -> Sample:
+            for _ in range(entry.calls_until_often(problem.batch) if special else 0):
+                run()
+            tiers.wait()  # else the kernel for every shape would be timed, in part or always
+            function = functools.partial(gemmery.matmul, **options) if options else gemmery.matmul  # compiled by now
+            return timing.products(function, a, b, c)
+
+        return Runnable(sampler, functools.partial(self._error, run, rung), rung.name)
 
     def rival(self, opponent: RivalProcess) -> Runnable:
         """Let a rival's process make the same operands."""
@@ -156,21 +162,11 @@ class Cpu(Backend):
             process.close()
 
 
-def on(threads: int, sample: Sample) -> Sample:
-    """Return the same sampler with that many threads."""
-
-    def sampled(inner: int, warm: int) -> int:
-        with in_force(threads):
-            return sample(inner, warm)
-
-    return sampled
-
-
 @contextmanager
 def in_force(threads: int) -> Iterator[None]:
-    """Set the number of threads, as `gemmery.set_num_threads`, within a `with` block."""
+    """Set the number of threads, as `gemmery.set_num_threads`, within a `with` block; 0 leaves it."""
     before = cpu_threads.get()
-    cpu_threads.set_(threads)
+    cpu_threads.set_(threads or before)
     try:
         yield
     finally:

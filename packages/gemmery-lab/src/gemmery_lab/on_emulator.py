@@ -393,9 +393,10 @@ def _samples(
     addresses = {name: memory.address(name) for name in sizes}
     argument = product_bytes(problem._replace(k=length), geometry, gemm, addresses, memory.address("workspace"))
     for program, each in zip(programs, geometry.launches, strict=True):
-        report = nvrtc.code(each.source, each.kernel, device.arch).report
+        code = nvrtc.code(each.source, each.kernel, device.arch)
         launch = LaunchConfig(each.grid, each.block, argument, each.shared, (each.cluster, 1, 1))
-        sampled = SampledLaunch(program, launch, report.registers, report.shared + each.shared)
+        shared = code.report.shared + each.shared
+        sampled = SampledLaunch(program, launch, code.report.registers, shared, cubin=code.cubin)
         shape = sampled.shape(device, whole)
         yield shape, sampled.sample(device, pipes, memory, shape, spans=spans)
 

@@ -28,7 +28,7 @@ from gemmery_lab.measure.record import Measurement, OnEvent, Run, RunEvent, RunS
 from gemmery_lab.measure.timing import Comparison, Contestant, Ratio, Sample, Timing
 from gemmery_lab.measure.work import Work
 from gemmery_lab.measurements import Backend, Opponent, Runnable, Stage, square
-from gemmery_lab.on_cpu import Cpu, CpuStage, in_force, on
+from gemmery_lab.on_cpu import Cpu, CpuStage
 
 PRODUCT = "gm.matmul"
 OPTIONS = {  # of the product, by the kind of device
@@ -279,7 +279,7 @@ def contest(session: Session, task: Task, stage: Stage | None = None, limits: bo
     for contestant in contestants if limits else ():  # before the times are taken
         backend.limits(rows[contestant.name], session.begin)
     if task.threads > 1 and limits and contestants and not task.labels:
-        contestants.append(Contestant(ONE_THREAD, stage.product({}, 1).sampler()))
+        contestants.append(Contestant(ONE_THREAD, stage.product({"threads": 1}, 1).sampler()))
     for rival in task.rivals:
         enter(partial(stage.rival, rival), RefusedError, rival.name)
     if contestants:
@@ -314,13 +314,12 @@ class CallStage(CpuStage):
 
         def error() -> float:
             arrays = {name: convert(array) for name, array in kinds.operands(work, "ours").items()}
-            with in_force(threads):
-                result = kinds.result(work, "ours", {"gm": gemmery, **arrays})
-                return min(kinds.error(work, result if is_numpy else result.float().numpy()), measurements.WRONG)
+            result = kinds.result(work, "ours", {"gm": gemmery, **arrays})
+            return min(kinds.error(work, result if is_numpy else result.float().numpy()), measurements.WRONG)
 
         sample = kinds.sample(work, "ours", {"gm": gemmery}, convert)
         note = f"{kinds.text(work, 'ours')} against {kinds.text(work, work.arrays)}"
-        return Runnable(lambda: on(threads, sample), error, note)
+        return Runnable(lambda: sample, error, note)
 
     def rival(self, opponent: RivalProcess) -> Runnable:
         """Take the library's expression."""
@@ -331,5 +330,4 @@ class CallStage(CpuStage):
 def calls(session: Session, task: Task) -> list[Measurement]:
     """Check one kind of call, time it in turn with the library that its arrays are of, and return the records."""
     library = [rival for rival in task.rivals if rival.name == task.work.arrays]
-    with in_force(task.threads):  # one change: each change of the number of threads drops what calls have prepared
-        return contest(session, replace(task, rivals=library), CallStage(task.work), limits=False)
+    return contest(session, replace(task, rivals=library), CallStage(task.work), limits=False)

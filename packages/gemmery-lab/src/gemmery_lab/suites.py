@@ -27,6 +27,7 @@ from gemmery_lab.measure.record import Measurement, OnEvent, Run, ignore
 from gemmery_lab.measure.suite import ON_A_GPU, Suite, taking_part
 from gemmery_lab.measure.work import Work
 from gemmery_lab.measurements import TURNS, Opponent
+from gemmery_lab.on_cpu import in_force
 from gemmery_lab.passes import PASSES
 from gemmery_lab.session import PRODUCT, SUSTAINED_ABOVE, Session, Task, calls, contest, entrant, open_session
 
@@ -128,7 +129,9 @@ def run_suite(session: Session, suite: Suite, threads: int, requested: Sequence[
         labels = suite.rungs.get(work.name, ())
         task = Task(suite.name, work, labels, threads, rivals, seconds, suite.rest, suite.sustained)
         try:
-            rows = measure(session, task)
+            # One change: each change of the number of threads drops what calls have prepared.
+            with in_force(threads):
+                rows = measure(session, task)
             if suite.kind == "choices":
                 refuse_slower(rows, labels)
         except RefusedError as refused:

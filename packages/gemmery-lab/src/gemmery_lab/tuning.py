@@ -254,7 +254,7 @@ class _Journal:
             # Raises ValueError for another version or machine.
             tuned.read(text, target.described(host), target.modeled(host)._asdict())
             rows = json.loads(text)["cache"].items()
-            self.rounds = {} if fresh else {key: row for key, row in rows if all(len(row[name]) for name in _LISTS)}
+            self.rounds = {} if fresh else {key: row for key, row in rows if _is_whole(key, row)}
 
     def scores(self, candidates: Sequence[Constants], at: int) -> list[Score] | None:
         """Return the scores of a round, None if it was not measured."""
@@ -297,6 +297,12 @@ class _Journal:
         new = path.with_name(f"{path.name}.{os.getpid()}")
         new.write_text(f"{json.dumps(table, indent=1, allow_nan=False)}\n", "utf-8")
         new.replace(path)
+
+
+def _is_whole(key: str, row: dict[str, Any]) -> bool:
+    """Return True for a row as a journal adds it. Raises KeyError and TypeError for some others."""
+    whole = all(row[name] and all(-math.inf < score < math.inf for score in row[name]) for name in _LISTS)
+    return whole and key == ",".join(str(row[field]) for field in Constants._fields)
 
 
 def tune(

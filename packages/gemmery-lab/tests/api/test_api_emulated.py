@@ -7,6 +7,7 @@ import pytest
 
 import gemmery as gm
 from emulated_card import OnCard
+from gemmery.api import complex_products
 
 pytestmark = pytest.mark.sampled(3)
 
@@ -46,6 +47,33 @@ def test_out_may_overlap_an_operand(card, whole):
     assert np.array_equal(memory.numbers[1:], x @ y)
     assert np.array_equal(memory.numbers[0], x[0])
     assert card.launched == ["copy", "wgmma_epilogue"]
+
+
+@pytest.fixture(params=[1, 3])
+def blocks(request, monkeypatch):
+    """The columns of B in so many blocks, each expanded before its product."""
+    monkeypatch.setattr(complex_products, "_COLUMNS", 48 // request.param)
+    monkeypatch.setattr(complex_products, "_MOST", {"complex64": 1})
+    return request.param
+
+
+def test_complex_products_add_what_beta_multiplies(card, whole, blocks):
+    x, y, c = (whole(*sides) + 1j * whole(*sides) for sides in ((24, 16), (16, 48), (24, 48)))
+    a, b, old = (card.put(z, "complex64") for z in (x, y, c))
+    for out in (card.empty((24, 48), "complex64"), old):
+        gm.gemm(2.0, a, b, -1.0, old, out=out, precision="f32_strict")
+        assert np.array_equal(out.numbers, 2 * x @ y - c)
+    assert card.launched.count("complex_expand") == 2 * blocks
+
+
+@pytest.mark.parametrize("moved", [0, 1])
+def test_complex_products_over_an_operand(card, whole, blocks, moved):
+    operands = [whole(48, 48) + 1j * whole(48, 48) for _ in range(2)]
+    arrays = [card.put(z, "complex64") for z in operands]
+    memory = card.put(np.vstack([operands[moved], operands[moved][:1]]), "complex64")
+    arrays[moved] = memory.rows(0, 48)
+    gm.matmul(*arrays, memory.rows(1, 49), precision="f32_strict")
+    assert np.array_equal(memory.numbers[1:], operands[0] @ operands[1])
 
 
 def test_factors_bias_and_beta(card, whole):

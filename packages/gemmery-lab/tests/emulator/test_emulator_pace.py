@@ -7,7 +7,7 @@ import pytest
 
 import gemmery as gm
 from gemmery import config
-from gemmery.cuda.pipes import BARRIER, LAUNCH, OPERANDS, USABLE, pipes_of
+from gemmery.cuda.pipes import BARRIER, LAUNCH, USABLE, pipes_of
 from gemmery.errors import DeviceError, EmulationError
 from gemmery_lab import on_emulator
 from gemmery_lab.on_emulator import predicted_ladder
@@ -48,7 +48,7 @@ def test_multiply_adds_are_bound_by_their_issue():
     code = f"{sums}{loop} for (int k = 0; k < 8; ++k) s += a[k]; x[i] = s;"
     short, long = (predicted(code, count) for count in (2, 4))
     assert long.bound == "issue"
-    assert clocks(long, "fma") - clocks(short, "fma") == pytest.approx(2 * 128 * (1 + OPERANDS) / 4, rel=0.01)
+    assert clocks(long, "fma") - clocks(short, "fma") == pytest.approx(2 * 128 / 4, rel=0.01)  # no banks
 
 
 def test_bank_conflicts_are_bound_by_wavefronts():

@@ -5,13 +5,16 @@ from types import SimpleNamespace
 
 import pytest
 
+import gemmery
 import gemmery_lab as lab
 import records
-from gemmery import limits
+from gemmery import limits, tiers
+from gemmery.cpu import threads
 from gemmery.errors import ArgumentError, GemmeryError, RefusedError
 from gemmery.ladder.cpu import CPU
 from gemmery.limits import Bandwidth
 from gemmery_lab import session as contest
+from gemmery_lab.measure import timing
 from gemmery_lab.measure.work import Work
 from gemmery_lab.measurements import Runnable
 from gemmery_lab.report.suite_tables import products
@@ -65,6 +68,29 @@ def test_a_b_packed_before_is_checked_and_compared(bench):
     assert packed.error == 0
     assert packed.note == "packed"
     assert set(packed.versus) == {"gm.matmul", "numpy"}
+
+
+BATCH = """
+rivals = []
+[[product]]
+shapes = [[3, 5, 11]]
+batch = [9000]
+"""
+
+
+def test_a_batch_is_timed_with_the_kernel_for_its_shape(bench, monkeypatch):
+    timed, products, before = [], timing.products, tiers.state().finished
+
+    def noting(function, *arrays):
+        timed.append((function, tiers.state().finished, threads.generation))
+        return products(function, *arrays)
+
+    monkeypatch.setattr(timing, "products", noting)
+    bench(BATCH)
+    [(function, finished, generation)] = timed
+    assert function is gemmery.matmul
+    assert finished > before
+    assert threads.generation <= generation + 1  # at each change the kernel would be dropped
 
 
 def test_each_is_checked_and_compared_with_every_other(bench):

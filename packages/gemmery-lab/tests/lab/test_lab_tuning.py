@@ -182,6 +182,24 @@ def test_a_damaged_or_stale_journal_is_measured_anew(damage, folder):
     assert target.constants().mc == 192
 
 
+@pytest.mark.parametrize(
+    "row", [{"times": "abc"}, {"spreads": [None]}, {"busy": [math.nan]}, {"times": {}}, {"mc": "x"}]
+)
+def test_rows_of_a_journal_that_are_damaged_are_measured_anew(row, folder):
+    first = Machine({"mc": 192})
+    first.stop_at = 2
+    with pytest.raises(KeyboardInterrupt):
+        first.tune()
+    (journal,) = folder.iterdir()
+    own = json.loads(journal.read_text())
+    own["cache"] = {key: {**old, **row} for key, old in own["cache"].items()}
+    journal.write_text(json.dumps(own))
+    second = Machine({"mc": 192})
+    second.tune()
+    assert len(second.races) == 11
+    assert target.constants().mc == 192
+
+
 @pytest.mark.parametrize("cost", [0.5, 1.0, 1.5])
 @pytest.mark.parametrize("minutes", [0.1, 1.0, 10.0])
 def test_it_ends_within_its_time(minutes, cost):

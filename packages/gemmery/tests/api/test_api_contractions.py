@@ -355,6 +355,11 @@ def test_what_is_no_product_is_refused_in_words(expression, operands, words):
         (lambda: gm.einsum("ij,jk->k", np.ones((2, 2)), np.ones((3, 2))), "letter 'j' has length 2"),
         (lambda: gm.einsum("ij,ij->ij", np.ones((2, 2)), np.ones((2, 3))), "letter 'j' has length 2.*or one of them 1"),
         (lambda: gm.einsum("ii->i", np.ones((2, 3))), r"letter 'i' is repeated in an operand of shape \(2, 3\)"),
+        (
+            lambda: gm.einsum("ii->", np.ones((1, 3))),
+            r"repeated in an operand of shape \(1, 3\), in dimensions of 1 and 3",
+        ),
+        (lambda: gm.einsum("ii,j->j", np.ones((3, 1)), np.ones(2)), "a diagonal needs equal lengths"),
         (lambda: gm.einsum("bij,bjk->bik", np.ones((2, 2, 2)), np.ones((3, 2, 2))), "letter 'b'.*or one of them 1"),
         (lambda: gm.einsum("...i,...i->...", ONES, np.ones((3, 2))), "dimension -1 of those that broadcast"),
         (lambda: gm.einsum("ijk,jk->i", ONES, ONES), "'ijk' names 3 dimensions, and the first operand has 2"),

@@ -3,6 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from numpy.lib.stride_tricks import as_strided
 
 import gemmery as gm
 from gemmery.errors import ArgumentError, DTypeError, LayoutError, ShapeError
@@ -86,13 +87,39 @@ def test_tensors_have_the_same_bits():
         ({"gather": [[0, 1]]}, ShapeError, "pass any number of row numbers"),
         ({"gather": [[0]]}, ShapeError, "has shape"),
         ({"gather": [0], "offsets": None}, ArgumentError, "are for offsets"),
-        ({"scatter": [0] * 23, "out": np.zeros((3, 9))}, ShapeError, "out is float64"),
+        ({"scatter": [0] * 23, "out": np.zeros((3, 9), np.int32)}, DTypeError, "float32 to int32"),
+        ({"scatter": [0] * 23, "out": np.zeros((3, 8), np.float32)}, ShapeError, "out has shape"),
+        ({"scatter": [0] * 23, "out": np.array(1.0)}, ShapeError, "out has shape"),
+        ({"scatter": [0] * 23, "out": np.broadcast_to(np.float32(1), (3, 9))}, LayoutError, "read-only"),
+        ({"scatter": [0] * 23, "out": as_strided(np.zeros(11, np.float32), (3, 9), (4, 4))}, LayoutError, "share"),
+        ({"scatter": [0] * 23, "out": "x"}, DTypeError, "str"),
+        ({"gather": [0], "b": None}, DTypeError, "NoneType"),
     ],
 )
 def test_wrong_indices_are_refused(options, error, words):
     a, b, _, _ = routed(np.float32)
     with pytest.raises(error, match=words):
-        gm.grouped_matmul(a, b, **{"offsets": [1, 1, 1, 1], **options})
+        gm.grouped_matmul(a, **{"b": b, "offsets": [1, 1, 1, 1], **options})
+
+
+def test_no_rows_are_gathered_by_an_empty_list():
+    a, b, _, _ = routed(np.float32)
+    assert gm.grouped_matmul(a, b, offsets=[0, 0, 0, 0], gather=[]).shape == (0, 9)
+    np.testing.assert_array_equal(gm.grouped_matmul(a, b, offsets=[0, 0, 0, 0], gather=[], scatter=[]), 0 * (a @ b[0]))
+
+
+def test_quantized_experts_and_an_out_of_another_type():
+    a, out = np.ones((3, 4), np.float32), np.zeros((2, 4))
+    experts = gm.quantize(np.stack([np.eye(4, dtype=np.float32)] * 2), "int8")
+    assert gm.grouped_matmul(a, experts, offsets=[1, 3], scatter=[1, 0, 0], out=out) is out
+    np.testing.assert_allclose(out, [[2] * 4, [1] * 4], rtol=1e-6)
+
+
+def test_overflow_of_a_sum_is_an_infinity_without_a_warning():
+    a, b = np.full((2, 1), 6e4, np.float16), np.ones((1, 1, 1), np.float16)
+    with np.errstate(all="raise"):
+        result = gm.grouped_matmul(a, b, offsets=[2], scatter=[0, 0])
+    assert np.isposinf(result[0, 0])
 
 
 def test_other_arrays_are_refused():

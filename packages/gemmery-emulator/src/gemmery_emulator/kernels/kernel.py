@@ -205,12 +205,12 @@ def run_launch(
     )
 
 
-def _resources(kernel: PtxKernel, made_from: nvrtc.CompilerInput | None, arch: str) -> tuple[int, int]:
-    """Return the registers of a thread, 0 where they are not known, and the bytes of static shared memory."""
+def _resources(kernel: PtxKernel, made_from: nvrtc.CompilerInput | None, arch: str) -> tuple[int, int, bytes]:
+    """Return the registers of a thread, 0 where they are not known, the bytes of static shared memory, and the code."""
     if made_from is None:
-        return 0, kernel.shared
-    figures = made_from.report(kernel.name, arch)
-    return figures.registers, figures.shared
+        return 0, kernel.shared, b""
+    code = made_from.code(kernel.name, arch)
+    return code.report.registers, code.report.shared, code.cubin
 
 
 def read_source(source: str | Path) -> tuple[str, str, Path | None]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gemmery import display
 from gemmery.cuda.device import WARP, Device
-from gemmery.cuda.pipes import DISPATCHED, LAUNCH, NEXT, OVERLAPPED, USABLE, Pipes, clocks_of, pipes_of
+from gemmery.cuda.pipes import DISPATCHED, LAUNCH, NEXT, OVERLAPPED, PIPES, USABLE, Pipes, clocks_of, pipes_of
 from gemmery.cuda.roofline import occupancy
 from gemmery.errors import EmulationError
 from gemmery_emulator.findings.orders import orders
@@ -21,7 +21,9 @@ from gemmery_emulator.machine import LaunchConfig
 from gemmery_emulator.memory import Global
 from gemmery_emulator.op import Indices
 from gemmery_emulator.pace import UNITS, Pace, Paced, shares
+from gemmery_emulator.pace.clocks import QUARTERS
 from gemmery_emulator.pace.demand import KINDS
+from gemmery_emulator.pace.register_banks import bank_conflicts
 from gemmery_emulator.pace.warp_timeline import WarpTimeline
 from gemmery_emulator.ptx import Line
 from gemmery_emulator.run import EmulatedRun
@@ -33,7 +35,11 @@ ROUNDS = 2  # of blocks that are followed; the later ones take as long as the la
 # 26 % of its sectors at n = 4096 in f32 and 16 % at 2048 in f64: blocks side by side ask for the same.
 LOST = 0.4
 TOGETHER = 2  # loads that a warp waits for together, one of A and one of B: it waits where either misses
+# Of the clocks by which banks of registers are late, the share that no queue of operands hides: chosen by the tiles of
+# threads in f32 and bf16 on an H200, whose f16 is held out.
+CONFLICT = 0.25
 UNKNOWN = 64  # registers of a thread of a kernel that is PTX
+MOST_LANES = 128  # of multiply-adds: a pipe of half as many issues one in two clocks, in which banks give twice as much
 LEAST_L1 = 16 << 10  # bytes that shared memory leaves
 RESERVED = 1024  # bytes of shared memory of each block that the system takes
 
@@ -49,11 +55,16 @@ class LaunchShape:
     bytes: float = float("inf")  # of all arrays
     lines: tuple[Line, ...] = ()  # of each instruction
     overlaps: bool = False  # whether it lets the next launch begin before it ends
+    ahead: bool = False  # whether it brings its first loads to L2 before it waits for the launch before
+    conflicts: float | None = None  # of its multiply-adds' registers: clocks each, by `bank_conflicts`
 
     def clocks(self, device: Device, pipes: Pipes) -> dict[str, float]:
         """Return the clocks of a multiprocessor for one of each kind of what the launch asks for."""
         in_step = self.blocks <= device.sms * self.resident
-        return clocks_of(device, pipes, min(self.blocks, device.sms), in_step=in_step)
+        clocks = clocks_of(device, pipes, min(self.blocks, device.sms), in_step=in_step)
+        if self.conflicts is not None:
+            clocks["operands"] = CONFLICT * self.conflicts / QUARTERS
+        return clocks
 
 
 @dataclass(frozen=True)
@@ -136,6 +147,8 @@ def predict_launch(
                 for sample in samples)  # fmt: skip
     simulated = max(simulated, least + terms[longest] * device.clock * 1e9)
     waiting = max(simulated / (device.clock * 1e9) - terms[longest], 0.0)
+    if shape.ahead:  # in a series, memory is waited for while the launch before ends
+        waiting = max(waiting - (pipes.latencies.memory - pipes.latencies.l2) / (device.clock * 1e9), 0.0)
     memory = moved / (device.bandwidth * 1e9 * USABLE)
     launch = NEXT if follows else OVERLAPPED if shape.overlaps else LAUNCH
     busy = terms[longest] + waiting
@@ -219,12 +232,13 @@ def _sampled(
         raise EmulationError(
             f"{run.kernel} uses tensor memory (tcgen05), whose times are not predicted: name a kernel without it"
         )
-    registers, static = run.rerun.resources(device.arch)
+    registers, static, cubin = run.rerun.resources(device.arch)
     arguments = run.rerun.bind()
     launch = replace(run.launch, parameters=arguments.parameters)
     sampled = SampledLaunch(
-        run.rerun.program, launch, registers or UNKNOWN, static + launch.shared, assumed=not registers
-    )
+        run.rerun.program, launch, registers or UNKNOWN, static + launch.shared, assumed=not registers,
+        cubin=cubin,
+    )  # fmt: skip
     shape = sampled.shape(device, float(sum(each.size for each in arguments.memory.allocations)))
     try:
         return sampled, shape, sampled.sample(device, pipes, arguments.memory, shape, spans=spans)
@@ -244,6 +258,7 @@ class SampledLaunch:
     shared: int  # bytes of a block, static and dynamic
     max_steps: int = LIMIT
     assumed: bool = False  # whether the registers are
+    cubin: bytes = b""  # its machine code, if that is known
 
     def shape(self, device: Device, size: float) -> LaunchShape:
         """Return how the launch fills a device; `size` is the bytes of all arrays.
@@ -258,9 +273,15 @@ class SampledLaunch:
             )
         instructions = self.program.kernel.instructions
         lines = tuple(each.line for each in instructions)
-        overlaps = any(each.opcode.spelling == "griddepcontrol.launch_dependents" for each in instructions)
+        spellings = [each.opcode.spelling for each in instructions]
+        overlaps, waits = "griddepcontrol.launch_dependents" in spellings, "griddepcontrol.wait"
+        before = spellings[: spellings.index(waits)] if waits in spellings else []
+        ahead = overlaps and any("prefetch" in each and "L2" in each for each in before)
         launch = self.launch
-        return LaunchShape(launch.blocks, launch.block_threads, full.blocks, launch.together, size, lines, overlaps)
+        conflicts = bank_conflicts(self.cubin, MOST_LANES // PIPES[device.capability].fma)
+        return LaunchShape(
+            launch.blocks, launch.block_threads, full.blocks, launch.together, size, lines, overlaps, ahead, conflicts
+        )
 
     def sample(self, device: Device, pipes: Pipes, memory: Global, shape: LaunchShape, *, spans: bool = False) -> Paced:
         """Run the blocks that one multiprocessor begins with; `spans` keeps what each warp does, of one round.

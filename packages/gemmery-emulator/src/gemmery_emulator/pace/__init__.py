@@ -49,6 +49,7 @@ _PARTS = np.where(np.isin(np.arange(len(UNITS)), list(_QUARTERED)), float(QUARTE
 _L2, _STORES, _TENSOR = (list(UNITS).index(name) for name in ("L2", "L2 stores", "tensor"))
 WORD, PIECE = 4, 16  # bytes of a lane that L1 serves in one pass, and of the largest cp.async
 HITS = 0.84  # of a load a clock that L1 serves; 108 of 128 bytes on a V100 (Jia et al., arXiv 1804.06826)
+NARROW = 1.48  # passes of a load of less than a word; simt_packed in bf16, whose loads hit L1
 PART_OF_SECTOR = 0.7  # of the time of a whole sector that a store of a part of one takes; benchmarks/memory_paths.py
 
 
@@ -176,9 +177,8 @@ class Pace(Observer):
             lanes = np.where(mask, lanes, np.take_along_axis(lanes, mask.argmax(axis=1)[:, None], 1))
         if not lanes.size:
             return
-        passes = (
-            len(lanes) * max(event.width // WORD, 1 / HITS) if event.kind == "ld" else 0
-        )  # of 8 bytes each half apart
+        each = NARROW if event.width < WORD else max(event.width // WORD, 1 / HITS)  # of 8 bytes each half apart
+        passes = len(lanes) * each if event.kind == "ld" else 0
         self._add(index, "lines", max(_distinct(lanes >> 7), passes))
         sectors = lanes >> 5
         self._add(index, "sectors", _distinct(sectors))

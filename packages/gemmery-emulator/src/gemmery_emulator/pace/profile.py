@@ -95,22 +95,23 @@ def held_back(demands: Sequence[Numbered]) -> frozenset[int]:
     """Return the loads of a basic block that stand after the use of the values loaded before them.
 
     They are those through a pointer that moves on from load to load, and that is stepped once more as a whole, for what
-    remains after the loop: both take registers. Loads whose values are converted first stand a use further ahead, which
-    is as good as at the top, and are left out. Others are those for whose values no registers are left.
+    remains after the loop: both take registers. Of values that are converted first two pairs are under way. Others are
+    those for whose values no registers are left.
     """
     pointers: dict[str, int] = {}  # where the block has loaded, and how many addresses are computed from it
     moved: set[str] = set()
     loaded: set[str] = set()
+    converted: set[str] = set()  # values of those
     computed: set[str] = set()
     stay: set[int] = set()
     full: set[int] = set()
-    used, spent, under_way = False, False, 0
+    used, spent, under_way = 0.0, False, 0
     for index, demand in demands:
         words = sum(2 if name.startswith(("%rd", "%fd")) else 1 for name in demand.writes)
         if demand.latency == "global":
-            if used and not moved.isdisjoint(demand.reads):
+            if used >= 1 and not moved.isdisjoint(demand.reads):
                 stay.add(index)
-                used = False
+                used = 0.0
             if spent and under_way + words > ROOM and not computed.isdisjoint(demand.reads):
                 full.add(index)
                 spent, under_way = False, 0
@@ -122,7 +123,12 @@ def held_back(demands: Sequence[Numbered]) -> frozenset[int]:
         under_way += words if demand.latency == "shared" else 0
         computed.update(demand.writes)
         sums = demand.latency in SUMS and not loaded.isdisjoint(demand.reads)
-        used, spent = used or sums, spent or sums
+        spent = spent or sums
+        if demand.latency not in SUMS:
+            if not (loaded | converted).isdisjoint(demand.reads):
+                converted.update(demand.writes)
+        elif sums or not converted.isdisjoint(demand.reads):
+            used += 1.0 if sums else 0.5
         for name in pointers.keys() & set(demand.reads):
             pointers[name] += 1
             moved.update(demand.writes)

@@ -77,8 +77,8 @@ def product(
             _matrix(call, (), results, options, multiply)
         elif call.rows:
             whole = [view(each.array.reshape((call.rows, each.shape[-1]))) for each in results]
-            one = call._replace(x=call.x.reshape((call.rows, call.x.shape[-1])))
-            _matrix(one, (), whole, options, multiply)
+            joined = call._replace(x=call.x.reshape((call.rows, call.x.shape[-1])))
+            _matrix(joined, (), whole, options, multiply)
         else:
             xp = library_of(x)
             full = [xp.broadcast_to(each, (*batch, *each.shape[-2:])) for each in (call.x, *call.weights)]

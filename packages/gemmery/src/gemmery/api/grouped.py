@@ -361,7 +361,8 @@ def sliceable(array: Any, its_view: View | None = None) -> Any:
 def _gathered(a: Any, b: Any, offsets: Any, out: Any, gather: Any, scatter: Any, options: dict[str, Any]) -> Any:
     """Return the products of rows that an index gathers on the way in, and adds in order on the way out."""
     x, torch = view(a), arrays.library(a, "torch", "Tensor")
-    if offsets is None or len(x.shape) != 2 or len(b.shape) != 3:
+    y = _viewed(b, x.dtype)
+    if offsets is None or len(x.shape) != 2 or len(y.shape) != 3:
         raise ArgumentError("gather= and scatter= are for offsets=, a of shape (rows, k) and b of (groups, k, n)")
     if torch is None and (type(a) is not np.ndarray):
         raise LayoutError(
@@ -371,24 +372,27 @@ def _gathered(a: Any, b: Any, offsets: Any, out: Any, gather: Any, scatter: Any,
         a = a[_index("gather", gather, None, x.shape[0], a, torch)]
     if scatter is None:
         return grouped_matmul(a, b, offsets=offsets, out=out, **options)
-    rows = x.shape[0] if out is None else out.shape[0]
+    result = result_types(x, y, options.get("dtype"))[1]
+    target = None if out is None else view(out)
+    rows = x.shape[0] if target is None else next(iter(target.shape), 0)
+    if target is not None:
+        arrays.together(a=x, out=target)
+        writable(target, (rows, y.shape[-1]), result)
     to = _index("scatter", scatter, a.shape[0], rows, a, torch)
-    result = result_types(x, view(b), options.get("dtype"))[1]
-    if options.get("activation") is not None:
-        check_activation(options["activation"], result)
     sums = dtypes.get(result).accumulator
     each = grouped_matmul(a, b, offsets=offsets, **{**options, "dtype": dtypes.get(sums).numpy})
     if torch is not None:
-        total = _added_by_torch(torch, each, to, offsets, rows)
-        total = total.to(getattr(torch, dtypes.get(result).numpy))
+        total = _added_by_torch(torch, each, to, offsets, rows).to(getattr(torch, dtypes.get(result).numpy))
     else:
-        total = _added(each, to, int(np.asarray(offsets)[-1]) if len(offsets) else 0, rows)
-        total = total.astype(arrays.numpy_dtype(result), copy=False)
-    if out is None:
+        last = int(np.asarray(offsets)[-1]) if len(offsets) else 0
+        total = _added(each, to, last, rows, arrays.numpy_dtype(result))
+    if target is None:
         return total
-    if out.shape != total.shape or out.dtype != total.dtype:
-        raise ShapeError(f"out is {out.dtype} {tuple(out.shape)}, and the result {total.dtype} {tuple(total.shape)}")
-    out[...] = total
+    if x.device == "cpu":
+        arrays.store(view(total), target)
+        arrays.written(out)
+    else:
+        arrays.assign(out, total)
     return out
 
 
@@ -396,25 +400,26 @@ def _index(name: str, index: Any, count: int | None, rows: int, a: Any, torch: A
     """Return an index of rows as an array of a's library. Raises DTypeError, ShapeError and ArgumentError."""
     index = np.asarray(index) if torch is None else torch.as_tensor(index, device=a.device)
     where = view(index)
-    if dtypes.get(where.dtype).kind not in "iu":
+    if dtypes.get(where.dtype).kind not in "iu" and where.shape != (0,):  # NumPy takes [] for floats
         raise DTypeError(f"{name} is {index.dtype}, and row numbers are integers: pass int64")
     if len(where.shape) != 1 or count not in (None, where.shape[0]):
         length = "any number of" if count is None else count
         raise ShapeError(f"{name} has shape {where.shape}: pass {length} row numbers, in one dimension")
     if where.device == "cpu" and where.shape[0] and not 0 <= int(index.min()) <= int(index.max()) < rows:
         raise ArgumentError(f"{name} has row {int(index.min())} to {int(index.max())}, and there are {rows} rows")
-    return index if torch is None else index.long()
+    return index.astype(np.int64) if torch is None else index.long()
 
 
-def _added(each: Any, to: Any, last: int, rows: int) -> Any:
-    """Return rows added in order to those that `to` says, from zeros, without rows from `last` on."""
+@np.errstate(all="ignore")
+def _added(each: Any, to: Any, last: int, rows: int, dtype: np.dtype[Any]) -> Any:
+    """Return rows added in order to those that `to` says, from zeros, without rows from `last` on, as `dtype`."""
     order = np.argsort(to[:last], kind="stable")
     targets, starts = np.unique(to[order], return_index=True)
     counts, total = np.diff(starts, append=last), np.zeros((rows, each.shape[1]), each.dtype)
     for turn in range(max(counts, default=0)):  # by turns, since np.add.reduceat adds in pairs
         going = counts > turn
         total[targets[going]] += each[order[starts[going] + turn]]
-    return total
+    return total.astype(dtype, copy=False)
 
 
 def _added_by_torch(torch: Any, each: Any, to: Any, offsets: Any, rows: int) -> Any:

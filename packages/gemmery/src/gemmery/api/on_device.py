@@ -80,9 +80,7 @@ def product(
     if factors.factor != 1:
         options = options._replace(alpha=scalar("scale_a times scale_b", options.alpha * factors.factor, result))
     arrays.unchanged(a=x, b=y, c=old, out=target)
-    moved = target is not None and old is not None and not arrays.same(old, target) and arrays.overlap(old, target)
-    turned = factors.kind == "blocks" and target is not None and target.strides[-1:] != (dtypes.get(target.dtype).size,)
-    direct = target is None or not (target.dtype != result or moved or turned)
+    direct = target is None or (target.dtype == result and _is_direct(target, old, inputs, options))
     written = target if target is not None and direct else new(x, shape, result)
     served = _compute(inputs, written, old, options)
     if target is not None:
@@ -92,6 +90,16 @@ def product(
     if served is not None and direct and inputs.x is x and inputs.y is y:
         array_libraries.remember(name, inputs, written, target is None, options, keywords, served)
     return finished(x, written) if target is None else out
+
+
+def _is_direct(target: View, old: View | None, inputs: Inputs, options: Options) -> bool:
+    """Return False where a product is written to other memory and copied: kernels and `out` do not allow else."""
+    real = inputs.x.dtype in complex_products.REAL and complex_products.pays(inputs, options)
+    if (real or inputs.scales.kind == "blocks") and target.strides[-1:] != (dtypes.get(target.dtype).size,):
+        return False
+    if old is not None and not arrays.same(old, target) and arrays.overlap(old, target):
+        return False
+    return not (real and any(arrays.overlap(z, target) for z in (inputs.x, inputs.y)))
 
 
 def write(x: View, y: View, target: View, precision: str | None = None) -> TieredLaunch | None:
@@ -123,7 +131,7 @@ def planned(x: View, y: View, options: Options) -> PreparedLaunch:
     bias = None if options.bias is None else View(0, shape[-1:], (step,), "f32")
     inputs = Inputs(x, y, bias, epilogue_name(bias, options.activation), scales=factors)
     target = View(0, shape, arrays.contiguous(shape, size), result, x.device)
-    if complex_products.pays(inputs, options):
+    if x.dtype in complex_products.REAL and complex_products.pays(inputs, options):
         inputs, target = complex_products.as_real(inputs, target)
     return specialized(inputs.call(target, factors.factor != 1, options))
 
@@ -202,17 +210,13 @@ def _compute(inputs: Inputs, target: View, old: View | None, options: Options) -
     """
     if 0 in target.shape:
         return None
-    if complex_products.pays(inputs, options):
-        if complex_products.multiply(inputs, target, old, options, scratch, _compute):
-            return None
-        rows = new(inputs.x, target.shape, target.dtype)
-        if old is not None:
-            copy(old, rows)
-        _compute(inputs, rows, None if old is None else rows, options)
-        copy(rows, target)
+    other = None if old is None or options.beta == 0 or arrays.same(old, target) else old
+    if inputs.x.dtype in complex_products.REAL and complex_products.pays(inputs, options):
+        if other is not None:
+            copy(other, target)
+        complex_products.multiply(inputs, target, options, scratch, _compute)
         return None
     served = prepare(inputs.call(target, options.alpha != 1 or options.beta != 0, options))
-    other = None if old is None or options.beta == 0 or arrays.same(old, target) else old
     enqueue(served, inputs, target, packed_scalars(options.alpha, options.beta, target.dtype), other)
     return served
 
@@ -255,7 +259,9 @@ def apart(x: View, source: View, target: View) -> View:
 
 
 def copy(source: View, target: View) -> None:
-    """Copy an array into another of the same shape."""
+    """Copy an array into another of the same shape, on whose stream that is."""
+    if source.stream != target.stream:
+        ordered.wait(target.stream, source.stream, target.ordinal)
     size = dtypes.get(source.dtype).size
     alike = source.dtype == target.dtype and source.strides == target.strides
     if alike and source.strides == arrays.contiguous(source.shape, size):

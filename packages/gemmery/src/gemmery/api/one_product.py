@@ -196,9 +196,6 @@ def diagonals(labels: Dimensions, array: Any) -> tuple[Dimensions, Any]:
         label = next(label for label in labels if labels.count(label) > 1)
         first, second = [place for place, other in enumerate(labels) if other == label][:2]
         lengths = array.shape[first], array.shape[second]
-        if 1 in lengths and lengths[0] != lengths[1]:  # NumPy repeats the one element
-            labels, array = without(labels, array, second if lengths[1] == 1 else first)
-            continue
         if lengths[0] != lengths[1]:
             raise ShapeError(
                 f"letter {label!r} is repeated in an operand of shape {array.shape}, in dimensions of {lengths[0]} and "
@@ -212,11 +209,6 @@ def diagonals(labels: Dimensions, array: Any) -> tuple[Dimensions, Any]:
     return labels, array
 
 
-def without(labels: Dimensions, array: Any, place: int) -> tuple[Dimensions, Any]:
-    """Return an operand without a dimension, of which the first element is taken."""
-    return labels[:place] + labels[place + 1 :], array[(slice(None),) * place + (0,)]
-
-
 def repeated_once(
     left: Dimensions, a: Any, right: Dimensions, b: Any
 ) -> tuple[Dimensions, Any, Dimensions, Any]:  # fmt: skip
@@ -224,9 +216,9 @@ def repeated_once(
     for label in set(left) & set(right):
         i, j = left.index(label), right.index(label)
         if a.shape[i] != b.shape[j] and a.shape[i] == 1:
-            left, a = without(left, a, i)
+            left, a = left[:i] + left[i + 1 :], a.squeeze(i)
         elif a.shape[i] != b.shape[j] and b.shape[j] == 1:
-            right, b = without(right, b, j)
+            right, b = right[:j] + right[j + 1 :], b.squeeze(j)
     return left, a, right, b
 
 

@@ -1,7 +1,6 @@
 """The arguments of a product as callers spell them: options, what NumPy's functions take besides, and their checks."""
 
-from __future__ import annotations
-
+# No `from __future__ import annotations` here: help() would show annotations as strings.
 import math
 from collections.abc import Mapping
 from itertools import pairwise
@@ -216,6 +215,31 @@ def _integer(name: str, value: Any, long: str) -> int:
             f"{name} must be an integer for {long} operands (got {brief(value)}); convert a or b to float64 first"
         )
     return whole
+
+
+def set_num_threads(count: int | None) -> None:
+    """Set the number of CPU threads for all products from now on; None restores the default.
+
+    >>> import gemmery as gm
+    >>> gm.set_num_threads(1)
+
+    The default is the number of cores that the process may use. Raises ArgumentError for a count that is not an
+    integer from 1 to 256, or to the number of cores where there are more.
+    """
+    cpu_threads.set_(count)
+
+
+def get_num_threads() -> int:
+    """Return the number of CPU threads of a product.
+
+    It is the count passed to `set_num_threads`, else GEMMERY_NUM_THREADS, else the number of cores that the process may
+    use, at most OMP_NUM_THREADS and SLURM_CPUS_PER_TASK, and shared with an MPI job's other processes here.
+
+    >>> import gemmery as gm
+    >>> gm.get_num_threads() >= 1
+    True
+    """
+    return cpu_threads.get()
 
 
 def thread_count(threads: Any) -> int | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, overload
 
 from gemmery import arrays, config
-from gemmery.api import array_libraries, complex_halves, opaque, semirings
+from gemmery.api import array_libraries, opaque, semirings
 from gemmery.api.array_libraries import NO_PARTS, Keywords
 from gemmery.api.compute import product
 from gemmery.api.options import (
@@ -29,9 +29,8 @@ from gemmery.api.repeats import PLAIN, Terms
 from gemmery.arrange import result_shape
 from gemmery.arrays import View
 from gemmery.cpu import entry
-from gemmery.cpu import threads as cpu_threads
 from gemmery.cpu.packed_once import Packed
-from gemmery.errors import ArgumentError, ShapeError, brief
+from gemmery.errors import ArgumentError, DTypeError, ShapeError, brief
 from gemmery.keywords import DEFAULTS, NAMES, NO_OPTIONS, Options, documented, takes_options
 
 if TYPE_CHECKING:
@@ -159,7 +158,7 @@ def _planned(a: Any, b: Any, out: Any, keywords: dict[str, Any]) -> Any:
 
         _compile_entries()
         return by_codes(a, b, out, options, multiply)
-    if (halves := complex_halves.product(a, b, out, keywords, multiply)) is not None:
+    if (halves := _of_halves(a, b, out, keywords)) is not None:
         return halves
     x, y = viewed("a", a), b.memory if isinstance(b, Packed) else viewed("b", b)
     if x.device != "cpu" or y.device != "cpu":
@@ -362,31 +361,6 @@ def _compile_entries() -> None:
         module.matmul, module.gemm, module.gemv = entries  # type: ignore[attr-defined]
 
 
-def set_num_threads(count: int | None) -> None:
-    """Set the number of CPU threads for all products from now on; None restores the default.
-
-    >>> import gemmery as gm
-    >>> gm.set_num_threads(1)
-
-    The default is the number of cores that the process may use. Raises ArgumentError for a count that is not an
-    integer from 1 to 256, or to the number of cores where there are more.
-    """
-    cpu_threads.set_(count)
-
-
-def get_num_threads() -> int:
-    """Return the number of CPU threads of a product.
-
-    It is the count passed to `set_num_threads`, else GEMMERY_NUM_THREADS, else the number of cores that the process may
-    use, at most OMP_NUM_THREADS and SLURM_CPUS_PER_TASK, and shared with an MPI job's other processes here.
-
-    >>> import gemmery as gm
-    >>> gm.get_num_threads() >= 1
-    True
-    """
-    return cpu_threads.get()
-
-
 def _scaled(
     name: str, a: Any, b: Any, x: View, y: View, out: Any, options: Options, keywords: Keywords, parts: tuple[int, int]
 ) -> Any:
@@ -409,3 +383,38 @@ def _scaled(
     terms = Terms(alpha, beta, old, threads=thread_count(options.threads), widens=old is None and result != common)
     _compile_entries()
     return product(a, b, x, y, common, result, out, terms)
+
+
+def _of_halves(a: Any, b: Any, out: Any, options: dict[str, Any]) -> Any:
+    """Return the product of two complex32 tensors of PyTorch, by their float16 parts; None if neither is one.
+
+    A row (re, im) of A times the rows (re, im) and (-im, re) of B is one of C: sums are float32, rounded once.
+    Raises DTypeError for another type beside complex32, and ArgumentError for options that it does not have.
+    """
+    torch: Any = sys.modules.get("torch")
+    half = getattr(torch, "complex32", torch)
+    types = [getattr(x, "dtype", None) for x in (a, b)]
+    if half is None or not any(type_ is half for type_ in types):
+        return None
+    if not all(type_ is half for type_ in types):
+        raise DTypeError(f"the operands are {types[0]} and {types[1]}: convert both to complex32 or to complex64")
+    for name in options:
+        if name not in ("threads", "batch_invariant", "dtype"):
+            raise ArgumentError(f"{name}= does not apply to complex32: convert the operands to complex64")
+    dtype = options.get("dtype")
+    if dtype is not None and str(dtype).removeprefix("torch.") not in ("complex32", "complex64"):
+        raise DTypeError(f"dtype={dtype}: a product of complex32 is complex32 or complex64")
+    result_shape(tuple(a.shape), tuple(b.shape))
+    wide = dtype is not None and str(dtype).endswith("64")
+    rows, columns = (torch.view_as_real(x.resolve_conj()) for x in (a, b if b.ndim > 1 else b[:, None]))
+    turned = torch.stack((-columns[..., 1], columns[..., 0]), -1)
+    both = torch.stack((columns, turned), -3).flatten(-2).flatten(-3, -2)
+    own = {**options, "dtype": torch.float32 if wide else None}
+    parts = multiply(rows.flatten(-2), both, **{name: value for name, value in own.items() if value is not None})
+    result = torch.view_as_complex(parts.unflatten(-1, (-1, 2)))
+    result = result if b.ndim > 1 else result[..., 0]
+    if out is None:
+        return result
+    if out.shape != result.shape or not out.is_complex():
+        raise ShapeError(f"out is {out.dtype} of shape {tuple(out.shape)}, and the product {tuple(result.shape)}")
+    return out.copy_(result)

@@ -174,11 +174,11 @@ class CompilerInput:
     sources: Mapping[str, str]
     warnings: tuple[tuple[int, str], ...] = ()  # of the compiler about the source itself: line, text
 
-    def report(self, entry: str, arch: str) -> Report:
-        """Compile to machine code, and return its figures for a kernel; raises CompileError."""
+    def code(self, entry: str, arch: str) -> Code:
+        """Compile to machine code, with its figures for a kernel; raises CompileError."""
         flags = ("--ptxas-options=-v", *self.flags)
         program = compiled(self.name, self.kernel, arch, flags, self.sources, alone=True)
-        return report(program.log, entry)
+        return Code(entry, arch, program.cubin, report(program.log, entry))
 
 
 @dataclass(frozen=True)

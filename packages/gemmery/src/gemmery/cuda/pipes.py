@@ -113,7 +113,7 @@ PIPES: Mapping[int, Pipes] = {
 }  # fmt: skip
 
 # Measured on an H200: outer products of 8 + 8 registers in f32, of 4 + 4 in f64.
-OPERANDS = 0.187  # issue slots that a multiply-add of three registers takes longer because they share a bank
+OPERANDS = 0.187  # issue slots of a multiply-add whose registers share a bank, if the machine code is not known
 OPERANDS_F64 = 0.16  # the same in f64, as a share of its time
 
 # Fitted to records of the ladder on an H200 in f32, bf16 and f64; those in f16 are held out.

@@ -52,7 +52,10 @@ def test_the_bits_are_those_of_a_product_that_packs(name):
             x = operands(m, k, n, name)[0]
             result = gm.matmul(x, packed)
             if n > 1:
-                assert same(result, gm.matmul(x, w, batch_invariant=True)), (m, k, n)
+                in_halves = name == "f16" and host().has_tiles and min(m, k, n) >= 48
+                assert same(result, gm.matmul(x, w, batch_invariant=not in_halves)), (m, k, n)
+                invariant = gm.matmul(x, packed, batch_invariant=True)
+                assert same(invariant, gm.matmul(x, w, batch_invariant=True)), (m, k, n)
             if name != "bool":
                 assert verify.check(result[None], x[None], w[None], verify.blocked).ok, (m, k, n)
 

@@ -21,7 +21,7 @@ from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.target import Target, host
 from gemmery.cpu.ukernel import register_tile
 from gemmery.problem import Problem
-from operands import place, random
+from operands import numpy_dtype, place, random
 
 pytestmark = pytest.mark.sampled(3)
 
@@ -29,8 +29,16 @@ XEON = Target("avx512", frozenset({"amx_tile", "amx_bf16", "amx_int8"}))
 REGISTERS = np.zeros((8, 16, 64), np.uint8)
 KEPT = []
 PRODUCTS = [("bf16", "f32", "tdpbf16ps"), ("bf16", "bf16", "tdpbf16ps"), ("int8", "int32", "tdpbssd"),
-            ("uint8", "uint32", "tdpbuud"), ("int8", "int8", "tdpbssd")]  # fmt: skip
+            ("uint8", "uint32", "tdpbuud"), ("int8", "int8", "tdpbssd"), ("f16", "f16", "tdpbf16ps"),
+            ("f16", "f32", "tdpbf16ps")]  # fmt: skip
 SUMS = (("bf16", "f32"), ("int8", "int32"), ("uint8", "uint32"))
+
+
+def types_of(dtype, out, epilogue="", b_dtype="", b_layout="row"):
+    """The product of these types that runs on the unit."""
+    problem = Problem(2, 2, 2, dtype, out, epilogue=epilogue, b_dtype=b_dtype, b_layout=b_layout)
+    kinds = build.product(XEON, problem)
+    return build.halved(kinds) if dtype == "f16" else kinds
 
 
 def define_model(module, step):
@@ -68,23 +76,24 @@ def define_model(module, step):
     with (
         module.function(f"model.{step}", ("i8", "to"), ("i8", "a"), ("i8", "b")) as f,
         f.loop(0, 16) as i,
-        f.loop(0, 16) as p,
         f.loop(0, 16) as j,
     ):
         at = register(f, f["to"]) + i * 64 + j * 4
-        total = f.load(wide, at)
-        for g in range(group):
-            x, y = (
-                f.load("i16" if narrow == "bfloat" else narrow, register(f, f[name]) + r * 64 + c * 4 + g * size)
-                for name, r, c in (("a", i, p), ("b", p, j))
-            )
-            if narrow == "bfloat":
-                x, y = (f.bitcast(f.convert("zext", number, "i32") << 16, wide) for number in (x, y))
-                total = f.fma(x, y, total)
-            else:
-                how = {"s": "sext", "u": "zext"}  # the letters after tdpb: A, B
-                total = total + f.convert(how[step[4]], x, wide) * f.convert(how[step[5]], y, wide)
-        f.store(total, at)
+        chains = [f.var(f.zero(wide)) for _ in range(group)]  # each of every second, or fourth, element of k
+        with f.loop(0, 16) as p:
+            for g, chain in enumerate(chains):
+                x, y = (
+                    f.load("i16" if narrow == "bfloat" else narrow, register(f, f[name]) + r * 64 + c * 4 + g * size)
+                    for name, r, c in (("a", i, p), ("b", p, j))
+                )
+                if narrow == "bfloat":
+                    x, y = (f.bitcast(f.convert("zext", number, "i32") << 16, wide) for number in (x, y))
+                    chain.value = f.fma(x, y, chain.value)
+                else:
+                    how = {"s": "sext", "u": "zext"}  # the letters after tdpb: A, B
+                    chain.value = chain.value + f.convert(how[step[4]], x, wide) * f.convert(how[step[5]], y, wide)
+        first, *others = chains
+        f.store(sum((chain.value for chain in others), first.value) + f.load(wide, at), at)
 
 
 def compiled(module, step, *names):
@@ -114,27 +123,28 @@ def launch(
     once=False,
     b_dtype="",
     resident=tile_unit._RESIDENT,
+    b_layout="row",
 ):
     """The packed product on the model; with `once` a pair with the function that packs B for it."""
-    problem = Problem(2, 2, 2, dtype, out, epilogue=epilogue, b_dtype=b_dtype)
-    kinds = build.product(XEON, problem)
+    kinds = types_of(dtype, out, epilogue, b_dtype, b_layout)
+    memory = build._in_memory(kinds)
     assert b_dtype or kinds.step == next(step for *types, step in PRODUCTS if types == [dtype, out])
     mc, kc, nc = sizes
     register = register_tile(XEON, kinds)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(panels, "DEPTH", depth)
         patch.setattr(tile_unit, "_RESIDENT", resident)
-        names = ("packed", "panels")[: 1 + once]
-        address, *whole = compiled(loops.packed(XEON, kinds, once=once), kinds.step, *names)
+        [address] = compiled(loops.packed(XEON, kinds, once=once), kinds.step, "packed")
+        whole = compiled(loops.packed(XEON, memory, once=True), kinds.step, "panels") if once else []
 
     def blocks(m, n, k):
-        tall, deep, wide = build.even(m, mc, register.mr), build.even(k, kc, kinds.unit), build.even(n, nc, register.nr)
+        tall, deep, wide = build.even(m, mc, register.mr), build.even_kc(kinds, k, kc), build.even(n, nc, register.nr)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(panels, "DEPTH", depth)
             return Blocks(tall, deep, wide, panels.workspace_bytes(XEON, kinds, m, k, tall, deep, wide, once))
 
     def bytes_of(k, n):
-        return panels.whole(panels.operands(kinds, register)[1], k, n, build.even(k, kc, kinds.unit))
+        return panels.whole(panels.operands(memory, register)[1], k, n, build.even_kc(memory, k, kc))
 
     def steps(k, n):
         return bytes_of(k, n).block, bytes_of(k, n).panel // register.nr
@@ -145,7 +155,7 @@ def launch(
         to = np.full(size.size + 64, 0x7F, np.uint8)
         values = {
             "n": n, "k": k, "b": b.ctypes.data, "b_row": b.strides[1], "b_col": b.strides[2],
-            "kc": build.even(k, kc, kinds.unit),
+            "kc": build.even_kc(memory, k, kc),
             "c": to.ctypes.data, "c_row": size.block, "c_col": size.panel // register.nr,
         }  # fmt: skip
         record = np.array([values.get(name, 0) for name, _ in FIELDS], np.int64)
@@ -223,8 +233,9 @@ def test_a_b_packed_once_gives_the_same_bits(dtype, out, step, layout):
 def test_the_parts_for_threads_begin_at_panels_of_a_b_packed_once(dtype, out, step, monkeypatch):
     monkeypatch.setattr(build, "host", lambda: XEON)
     monkeypatch.setattr(build, "once_entries", lambda types: {"packed": 0})
-    kinds = build.product(XEON, Problem(2, 2, 2, dtype, out, b_layout="packed"))
-    kernel, panel = build.packed_once.__wrapped__(kinds), panels.operands(kinds, register_tile(XEON, kinds))[1]
+    kinds = types_of(dtype, out, b_layout="packed")
+    memory, register = build._in_memory(kinds), register_tile(XEON, kinds)
+    kernel, panel = build.packed_once.__wrapped__(kinds), panels.operands(memory, register)[1]
     assert kernel.unit.columns % panel.width == 0
     assert kernel.b_steps(300, 500)[1] * panel.width == panels.panel_bytes(panel, 300)
 
@@ -298,6 +309,56 @@ def test_epilogues_on_the_model(out, epilogue):
             activation="" if activation == "bias" else activation,
         )  # fmt: skip
         assert checked.ok, (m, n, k, checked)
+
+
+def test_panels_of_float16_in_memory_are_made_halves():
+    parts = {"sizes": (64, 768, 128), "once": True}
+    (plain, pack_halves), (kernel, pack) = (launch("f16", "f16", **parts, b_layout=x) for x in ("row", "packed"))
+    for m, n, k in ((48, 200, 1000), (33, 65, 31), (70, 130, 300)):
+        a, b = (place(random((1, *shape), "f16", seed), "f16", "C") for seed, shape in enumerate(((m, k), (k, n))))
+        c, expected = (place(random((1, m, n), "f16", 2), "f16", "C") for _ in range(2))
+        kernel(a.view, pack(b.array, k, n), c.view, alpha=3, beta=2)
+        plain(a.view, pack_halves(b.array, k, n), expected.view, alpha=3, beta=2)
+        assert c.array.tobytes() == expected.array.tobytes(), (m, n, k)
+
+
+@pytest.mark.parametrize("layouts", ["CC", "FF", "strided"])
+@pytest.mark.parametrize("out", ["f16", "f32"])
+def test_halves_of_special_numbers(out, layouts):
+    """Infinity, NaN, zero, the largest and the least numbers, in a chain of several parts, and of two blocks."""
+    kernel = launch("f16", out, sizes=(64, 256, 128), depth=4 << 10)
+    kinds = (layouts, layouts) if len(layouts) > 2 else layouts
+    special = [np.inf, -np.inf, np.nan, 0, -0.0, 65504, 2.0**-24, -(2.0**-14) * (1 - 2.0**-10), 1 + 2.0**-10]
+    draw = np.random.default_rng(0)
+    for m, n, k, count in ((20, 70, 40, 3), (33, 130, 300, 9), (17, 64, 1, 40), (16, 64, 33, 0)):
+        numbers = [random((1, *shape), "f16", seed) for seed, shape in enumerate(((m, k), (k, n)))]
+        for array in numbers:
+            places = draw.integers(0, array.size, count)
+            array.reshape(-1)[places] = draw.choice(special, count)
+        a, b = (place(array, "f16", kind) for array, kind in zip(numbers, kinds, strict=True))
+        c, turned = (place(np.zeros((1, *shape), numpy_dtype(out)), out, "C") for shape in ((m, n), (n, m)))
+        kernel(a.view, b.view, c.view)
+        with np.errstate(all="ignore"):
+            checked = verify.check(c.array, a.array, b.array, verify.blocked)
+        assert checked.ok, (m, n, k, checked)
+        swapped = [x.view._replace(shape=x.view.shape[:1] + x.view.shape[:0:-1],
+                                   strides=x.view.strides[:1] + x.view.strides[:0:-1]) for x in (b, a)]  # fmt: skip
+        kernel(*swapped, turned.view)
+        finite = np.isfinite(c.array)
+        assert (turned.array.swapaxes(1, 2)[finite] == c.array[finite]).all()
+        assert (np.isfinite(turned.array.swapaxes(1, 2)) == finite).all()
+
+
+def test_all_float16_are_the_sums_of_their_halves():
+    """One column of B is 1, so that sums are the numbers."""
+    kernel = launch("f16", "f32")
+    numbers = np.arange(1 << 16, dtype=np.uint16).view(np.float16).reshape(1, -1, 64)
+    numbers = np.where(np.isfinite(numbers), numbers, np.float16(0))
+    for at in range(0, numbers.shape[1], 256):
+        a, b = (place(x, "f16", "C") for x in (numbers[:, at : at + 256], np.eye(64, dtype=np.float16)[None]))
+        c = place(np.zeros((1, 256, 64), np.float32), "f32", "C")
+        kernel(a.view, b.view, c.view)
+        assert (c.array == numbers[:, at : at + 256]).all()
 
 
 @pytest.mark.parametrize(("dtype", "out", "step"), [types for types in PRODUCTS if types[:2] in SUMS])

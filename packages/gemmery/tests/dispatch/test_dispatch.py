@@ -86,7 +86,7 @@ def test_a_rung_that_refuses_is_passed_over():
     plan = dispatch.plan(transposed)
     assert plan.rung.name == "packed"
     assert plan.reason
-    assert dispatch.plan(Problem(64, 64, 64, "f16", "f16")).rung.name == "packed"
+    assert dispatch.plan(Problem(32, 64, 64, "f16", "f16")).rung.name == "packed"
 
 
 def test_what_no_rung_takes_is_refused_with_every_reason():

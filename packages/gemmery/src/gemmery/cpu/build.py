@@ -51,7 +51,10 @@ def images(dtype: str, out: str, activation: str = "") -> Iterator[Image]:
     target, problem = host(), Problem(2, 2, 2, dtype, out, epilogue=activation)
     if packed_refuses(problem):  # as for int8 by uint8
         return
-    yield packed_image(target, product(target, problem))
+    types = product(target, problem)
+    yield packed_image(target, types)
+    if dtype == "f16" and out != "f64" and target.has_tiles:
+        yield packed_image(target, halved(types))
     own = dtypes.get(dtype)
     plain, floats = not activation and dtype == out, own.kind == "f" and own.size >= 4
     if plain and (floats or own.kind in "iu"):
@@ -149,6 +152,16 @@ def epilogue(problem: Problem) -> tuple[bool, str]:
     return "bias" in parts, next((part for part in parts if part != "bias"), "")
 
 
+def halved(types: Product) -> Product:
+    """Return how float16 is multiplied on the tile unit: as two bfloat16 that add up to it, by four products."""
+    return types._replace(packed="i32", group=1, step=STEPS["bf16"])
+
+
+def _in_memory(types: Product) -> Product:
+    """Return the product that has the panels of a B packed once: that by vectors, where halves are made of them."""
+    return types._replace(packed="float", group=1, step="fma") if types.halved and types.stored else types
+
+
 def packed_refuses(problem: Problem) -> str:
     """Return why the packed product cannot run a problem; "" when it can."""
     inside, out = dtypes.get(problem.dtype), dtypes.get(problem.out)
@@ -202,34 +215,40 @@ def packed(problem: Problem, config: Config) -> Launch:
     """Return the packed product's kernel; mc, kc and nc of the config override the target's."""
     p, longest = problem.by_rows(), chain(problem)
     kc = 0 if longest == k_block(host()) else longest
-    if p.b_layout == "packed":
-        return packed_once(product(host(), p), kc)
-    sizes = config.get("mc", 0), config.get("kc", kc), config.get("nc", 0)
-    return _packed(p.dtype, p.out, p.epilogue, *sizes, p.b_dtype, p.semiring)
+    types = product(host(), p)
+    return packed_once(types, kc) if p.b_layout == "packed" else _packed(types, *_block_config(config, kc))
+
+
+def amx_halves(problem: Problem, config: Config) -> Launch:
+    """Return the packed product's kernel for float16 as two bfloat16 on the tile unit."""
+    p = problem.by_rows()
+    types = halved(product(host(), p))
+    return packed_once(types) if p.b_layout == "packed" else _packed(types, *_block_config(config, 0))
+
+
+def _block_config(config: Config, kc: int) -> tuple[int, int, int]:
+    return config.get("mc", 0), config.get("kc", kc), config.get("nc", 0)
 
 
 @cache
-def _packed(
-    dtype: str, out: str, epilogue: str, mc: int, kc: int, nc: int, b_dtype: str = "", semiring: str = ""
-) -> Launch:
+def _packed(types: Product, mc: int, kc: int, nc: int) -> Launch:
     target = host()
-    problem = Problem(2, 2, 2, dtype, out, epilogue=epilogue, b_dtype=b_dtype, semiring=semiring)
-    types = product(target, problem)
     (tall, wide), register, sized = block_sides(target, types), register_tile(target, types), mc or kc or nc
     mc, kc, nc = mc or tall, kc or packed_kc(target, types), nc or wide
 
     def blocks(m: int, n: int, k: int) -> Blocks:
-        deep = even(k * types.parts, kc, types.unit * types.parts)
+        deep = even_kc(types, k, kc)
         tall, wide = even(m, mc, register.mr), even(n * types.parts, nc, register.nr)
         return Blocks(tall, deep, wide, workspace_bytes(target, types, m, k * types.parts, tall, deep, wide))
 
     step = _step(register.mr * register.nv) * types.parts / types.group
-    unit = Unit(register.mr, register.nr // types.parts, step, _PACK, nc, read=_read(dtype))
+    unit = Unit(register.mr, register.nr // types.parts, step, _PACK, nc, read=_read(types.dtype))
     if types.on_tiles:
-        unit = unit._replace(rows=TILE_ROWS, columns=TILE_ROWS, step=_TILE_STEP / types.unit)
+        unit = unit._replace(rows=TILE_ROWS, columns=TILE_ROWS, step=_TILE_STEP * types.forms / types.unit)
+    problem = Problem(2, 2, 2, types.dtype, types.out)
     entry = load(target, problem, packed_image(target, types))["packed"]
     shares = partial(_sharing, types) if types.on_tiles and not sized else None
-    return Launch(entry, types.scalar, dtypes.get(out).size, blocks, unit=unit, shares=shares)
+    return Launch(entry, types.scalar, dtypes.get(types.out).size, blocks, unit=unit, shares=shares)
 
 
 def _sharing(types: Product, n: int, k: int) -> Sharing:
@@ -257,7 +276,7 @@ def packed_once(types: Product, kc: int = 0) -> Launch:
     """Return the kernel of products with a B that was packed once, in blocks of kc numbers of k, 0: the target's."""
     target = host()
     (mc, nc), register = block_sides(target, types), register_tile(target, types)
-    most, panels = kc or packed_kc(target, types), operands(types, register)[1]
+    most, panels = kc or packed_kc(target, types), operands(_in_memory(types), register)[1]
 
     def blocks(m: int, n: int, k: int) -> Blocks:
         deep = even_kc(types, k, most)
@@ -266,7 +285,7 @@ def packed_once(types: Product, kc: int = 0) -> Launch:
 
     step = _step(register.mr * register.nv) * types.parts / types.group
     if types.on_tiles:
-        step = _TILE_STEP * register.mr * register.nv / (TILE_ROWS * types.unit)
+        step = _TILE_STEP * types.forms * register.mr * register.nv / (TILE_ROWS * types.unit)
     # A part begins where a panel begins: on the tile unit at a multiple of three tiles, not of one. Parts read the same
     # panels from L3 or memory again, as they would pack them.
     read = _read(types.dtype)
@@ -284,7 +303,7 @@ def packed_once(types: Product, kc: int = 0) -> Launch:
 
 def even_kc(types: Product, k: int, kc: int) -> int:
     """Return the numbers of k in a block of at most kc."""
-    return even(k * types.parts, kc, types.unit * types.parts)
+    return even(k * types.parts, kc, types.block_unit * types.parts)
 
 
 def once_entries(types: Product) -> dict[str, int]:

@@ -75,6 +75,9 @@ def packed(target: Target, product: Product, sizes: Tile | None = None, once: bo
         pack.pack(module, b, routines_b)
     if product.on_tiles:
         tile_unit.define(module, product, register)
+        if widened(product, once):
+            with module.function("widen", *_WIDEN, local=True) as f:
+                _divide(f, product, register)
     else:
         _small_tiles(module, product, register, once)
         _tiles(module, product, register, once)
@@ -135,14 +138,14 @@ def _five_loops(f: Function, product: Product, register: RegisterTile, once: boo
     mc, nc, kc = (
         even(f, total, block, unit)
         for total, block, unit in (
-            (m, args.mc, register.mr), (n, args.nc, register.nr), (k, args.kc, product.unit * parts)
+            (m, args.mc, register.mr), (n, args.nc, register.nr), (k, args.kc, product.block_unit * parts)
         )
     )  # fmt: skip
     (a, a_row, a_col), (b, b_row, b_col) = (args.a, args.a_row, args.a_col), (args.b, args.b_row, args.b_col)
     c, c_row = args.c, args.c_row
     alpha, beta, bias, bias_step = args.alpha, args.beta, args.bias, args.bias_step
     unity, nothing = (_scalar(f, product, number) for number in (1, 0))
-    widens = m > WIDENED * register.mr if widened(product, once) else None
+    widens = _widens(f, product, register, once, m)
     a_size, b_size = _buffers(f, product, register, (mc, kc, nc), once, widens)
     part = f.min(kc, depth(product, register)) if product.on_tiles else kc  # of k, for which A is packed at once
     on_stack = (a_size + b_size <= STACK) & (k <= part)
@@ -171,7 +174,7 @@ def _five_loops(f: Function, product: Product, register: RegisterTile, once: boo
             else:
                 f.call("pack_b", wide, deep, b + p // parts * b_row + j // parts * b_col, b_col, b_row, to_b)
             if widens is not None:
-                _widen_if(f, widens, wide, steps_of(product, deep), b_panels, b_panel, to_b)
+                b_panels, b_panel = _widen_if(f, product, register, widens, wide, deep, b_panels, b_panel, to_b)
             scale = f.select(first, start, unity)
             with f.loop(skipped, m, mc) as i:
                 tall = f.min(m - i, mc)
@@ -227,9 +230,21 @@ def _buffers(
     return a_size, b_size
 
 
-def _widen_if(f: Function, widens: Value, *operands: Value) -> None:
+def _widens(f: Function, product: Product, register: RegisterTile, once: bool, m: Value) -> Value | None:
+    """Return whether a block of panels of B is widened; None for those that are never."""
+    if not widened(product, once):
+        return None
+    return f.const("i1", 1) if product.on_tiles else m > WIDENED * register.mr
+
+
+def _widen_if(
+    f: Function, product: Product, register: RegisterTile, widens: Value, *block: Value
+) -> tuple[Value, Value]:
+    """Widen a block of panels where it is to be; return the address and the bytes of those that the tile unit reads."""
+    _, deep, b_panels, b_panel, to_b = block
     with f.if_(widens):
-        f.call("widen", *operands)
+        f.call("widen", *block)
+    return (to_b, panel_bytes(operands(product, register)[1], deep)) if product.on_tiles else (b_panels, b_panel)
 
 
 def _tiles_of(
@@ -252,17 +267,26 @@ def _tiles_of(
         f.call("tiles", *sizes, b_panels, b_panel, *rest)
 
 
-_WIDEN = (("i64", "nc"), ("i64", "steps"), ("ptr", "b"), ("i64", "b_panel"), ("ptr", "to"))
+_WIDEN = (("i64", "nc"), ("i64", "kc"), ("ptr", "b"), ("i64", "b_panel"), ("ptr", "to"))
 
 
 def _widen(f: Function, product: Product, wide: Product, register: RegisterTile) -> None:
     """Write a block of panels of B as the numbers that steps multiply."""
     (old, new), cells = (operands(each, register)[1].row for each in (product, wide)), register.lanes * product.group
-    with f.loop(0, (f["nc"] + (register.nr - 1)) // register.nr) as j, f.loop(0, f["steps"]) as p:
-        row, to = f["b"] + j * f["b_panel"] + p * old, f["to"] + (j * f["steps"] + p) * new
+    steps = steps_of(product, f["kc"])
+    with f.loop(0, (f["nc"] + (register.nr - 1)) // register.nr) as j, f.loop(0, steps) as p:
+        row, to = f["b"] + j * f["b_panel"] + p * old, f["to"] + (j * steps + p) * new
         for v in range(register.nv):
             cell = load_cells(f, product, register, row, v * (old // register.nv))
             f.store(cell, to + v * cells * SIZES[product.packed])
+
+
+def _divide(f: Function, product: Product, register: RegisterTile) -> None:
+    """Write a block of panels of float16, each of which is rows of a matrix, as panels of halves."""
+    panels, nr, apart = operands(product, register)[1], register.nr, f.index(2)
+    with f.loop(0, f["nc"], nr) as j:
+        source, to = f["b"] + j // nr * f["b_panel"], f["to"] + j // nr * panel_bytes(panels, f["kc"])
+        f.call("pack_b_copy", f.min(f["nc"] - j, nr), f["kc"], source, apart, apart * nr, to)
 
 
 def _tiles(

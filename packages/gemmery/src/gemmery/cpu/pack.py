@@ -14,7 +14,7 @@ from gemmery import dtypes
 from gemmery.cpu.abi import Args
 from gemmery.cpu.convert import load_as
 from gemmery.cpu.ir import Function, Module, Value
-from gemmery.cpu.ir_types import SIZES, element_of, lanes_of, vector
+from gemmery.cpu.ir_types import SIZES, element_of, lanes_of, vector, with_element
 from gemmery.cpu.panels import Panels, panel_bytes
 from gemmery.cpu.ukernel import multiply_add
 
@@ -71,8 +71,30 @@ def panel(f: Function, panels: Panels, i: Value) -> Value:
 def load(f: Function, panels: Panels, at: Value, lanes: int, mask: Value | None = None) -> Value:
     """Load `lanes` neighbors (0: one scalar) in the panel's type."""
     product = panels.product
+    if product.halved:
+        return _halves(f, f.load_masked(vector(lanes, "half") if lanes else "half", at, mask))
     loaded = load_as(f, dtypes.get(product.dtype), product.packed, at, lanes, mask)
     return loaded ^ (1 << (8 * SIZES[product.packed] - 1)) if panels.sign_inverted else loaded
+
+
+def put(f: Function, panels: Panels, cells: Value, at: Value) -> None:
+    """Store cells in a panel, in each of its forms."""
+    f.store(cells, at)
+    if panels.forms > 1:
+        f.store((cells << 16) | (cells >> 16), at + panels.row // 2)
+
+
+def _halves(f: Function, numbers: Value) -> Value:
+    """Return float16 as cells of two bfloat16 that add up to it.
+
+    The upper half, in the lower bits, is the first 8 of the 11 bits of a number, the lower half the others. Both are
+    normal or zero, since the smallest float16 is 2**-24. Those of an infinity are itself and NaN.
+    """
+    wide = f.convert("fpext", numbers, "float")
+    bits = f.bitcast(wide, with_element(wide.type, "i32"))
+    upper = bits & -0x10000
+    lower = f.bitcast(wide - f.bitcast(upper, wide.type), bits.type)
+    return (lower & -0x10000) | (bits >> 16)
 
 
 def _copy(f: Function, panels: Panels) -> None:
@@ -266,10 +288,10 @@ def _step_by_step(f: Function, panels: Panels, i: Value, start: Value, along: Va
             return to + (p // group * panels.row + (p & (group - 1)) * element if group > 1 else p * panels.row)
 
         with f.loop(start, k) as p:
-            f.store(load(f, panels, row + p * along, 0), place(p))
-        if group > 1:
+            put(f, panels, load(f, panels, row + p * along, 0), place(p))
+        if group > 1 or product.on_tiles:
             with f.loop(k, panels.steps(k) * group) as p:
-                f.store(f.zero(product.packed), place(p))
+                put(f, panels, f.zero(product.packed), place(p))
 
 
 def _seed(f: Function, panels: Panels) -> None:

@@ -37,7 +37,12 @@ class Panels(NamedTuple):
     def row(self) -> int:
         """Return the bytes of one step of k."""
         bits = self.product.bits or 8 * SIZES[self.product.packed]
-        return self.width * self.group * bits // 8
+        return self.width * self.group * bits // 8 * self.forms
+
+    @property
+    def forms(self) -> int:
+        """Return how often a step has its cells."""
+        return self.product.forms if self.deep else 1
 
     @property
     def head(self) -> int:
@@ -56,6 +61,8 @@ class Panels(NamedTuple):
 
 def operands(product: Product, register: RegisterTile) -> tuple[Panels, Panels]:
     """Return the packing of A and of B."""
+    if product.halved:  # in memory or in panels, an element is float16
+        product = product._replace(stored="")
     a = Panels(
         "pack_a", register.mr, product, sign_inverted=product.seeded and not product.b_dtype, deep=product.on_tiles
     )
@@ -109,7 +116,7 @@ def workspace_bytes(
     register = register_tile(target, product)
     wide = widened(product, once)
     a, b = buffers(product, register, mc, kc, 0 if once else nc)
-    if wide and m > WIDENED * register.mr:
+    if wide and (product.on_tiles or m > WIDENED * register.mr):
         a, b = buffers(wide, register, mc, kc, nc)
     if k <= kc and a + b <= STACK and not (product.on_tiles and k > depth(product, register)):
         return 0

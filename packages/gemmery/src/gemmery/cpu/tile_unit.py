@@ -31,7 +31,7 @@ from gemmery import dtypes
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.ir_types import SIZES, vector
 from gemmery.cpu.long_k import even, in_order
-from gemmery.cpu.pack import Routine, copy_transposed, interleave, load, pack_each, panel, row_at, transpose
+from gemmery.cpu.pack import Routine, copy_transposed, interleave, load, pack_each, panel, put, row_at, transpose
 from gemmery.cpu.panels import CHAIN, Panels, depth, operands, panel_bytes, steps_of
 from gemmery.cpu.target import SHALLOW
 from gemmery.cpu.ukernel import STEPS, TILE_BYTES, TILE_ROWS, Product, RegisterTile
@@ -48,14 +48,16 @@ _SUMS = (
     ("i64", "steps"), ("ptr", "a"), ("i64", "a_row"), ("i64", "a_step"), ("ptr", "b"), ("ptr", "coming"),
     ("i64", "coming_step"), ("i64", "coming_line"), ("ptr", "from"), ("i1", "adds"), ("ptr", "to"), ("i64", "to_row"),
 )  # fmt: skip
-# What `tiles` takes besides C: the block, its panels, the sums that stay tiles, whether these begin and end here, and
-# whether they are C as they are.
+# What `tiles` takes besides C: the block, its panels, the sums that stay tiles, whether these begin and end here,
+# whether they are C as they are, and how much of their k came before.
 _TILES = (
     ("i64", "mc"), ("i64", "nc"), ("i64", "kc"), ("i64", "right"),
     ("ptr", "a"), ("i64", "a_row"), ("i64", "a_step"), ("i64", "a_panel"), ("ptr", "b"), ("i64", "b_panel"),
     ("ptr", "tiled"), ("i1", "away"), ("i1", "begins"), ("i1", "ends"), ("i1", "direct"),
+    ("i64", "before"),
 )  # fmt: skip
 _RESIDENT = 512 << 10  # bytes of a block of A, over a chain of k, up to which panels of B go by one at a time
+_MENDED = 4  # rows of a tile whose sums are computed at once where some are not finite
 _FEW_PANELS = 4  # of B, for which a tile of A whose rows straddle cache lines is loaded from its place
 _PAGE = 4096  # bytes apart that 16 rows of A fall into one set of L1, which holds 12 lines
 _AWAY = 1 << 20  # bytes of a packed B from which on the next panel is prefetched into L2
@@ -107,7 +109,9 @@ def block(
     whole = (tall & (TILE_ROWS - 1)).equals(0) & (deep & (product.unit - 1)).equals(0) & a_col.equals(of_a.element)
     lines = ((f.emit("i64", f"ptrtoint {source} to i64") | a_row) & (TILE_BYTES - 1)).equals(0)
     spread = (a_row & (_PAGE - 1)).differs(0)
-    in_place = whole & ((wide <= register.nr) | spread & (lines | (wide <= _FEW_PANELS * register.nr)))
+    in_place = (
+        whole & (not product.halved) & ((wide <= register.nr) | spread & (lines | (wide <= _FEW_PANELS * register.nr)))
+    )
     chain = even(f, deep, CHAIN, product.unit) if product.rounds else f.max(deep, 1)
     away = (wide + (register.nr - 1)) // register.nr * b_panel > _AWAY
     with f.loop(0, f.max(deep, 1), chain) as q:
@@ -117,7 +121,7 @@ def block(
         most = f.select(tall <= register.mr, f.max(long, 1), f.index(depth(product, register)))
         part = even(f, long, most, product.unit)
         # Panel by panel, the sums between parts are those of one panel, and all of k of the block of A stays in L2.
-        resident = tall * long * of_a.element <= _RESIDENT
+        resident = (tall * long * of_a.element <= _RESIDENT) | product.halved
         sweep = f.select(resident, f.index(register.nr), wide)
         with f.if_(resident & packs & (in_place ^ True)):
             f.call("pack_a", tall, long, source + q * a_col, a_row, a_col, to_a)
@@ -129,10 +133,10 @@ def block(
             f.call(
                 "tiles", tall, some, short, right - j, f.select(in_place, at, packed),
                 f.select(in_place, a_row, f.index(TILE_BYTES)),
-                f.select(in_place, f.index(TILE_BYTES), f.index(register.mr * TILE_BYTES)),
+                f.select(in_place, f.index(TILE_BYTES), f.index(register.mr * TILE_BYTES * product.forms)),
                 f.select(in_place, a_row * register.mr, panel_bytes(of_a, f.select(resident, long, short))),
                 to_b + j // register.nr * b_panel + (q + p) // product.group * of_b.row, b_panel, tiled, away,
-                p.equals(0), p + part >= long, _is_sum(f, product, alpha, scale, bias, ends),
+                p.equals(0), p + part >= long, _is_sum(f, product, alpha, scale, bias, ends), p,
                 to[0] + j * product.out_size, to[1], to[2] + j * SIZES[product.scalar], to[3],
                 alpha, scale, bias + j * bias_step, bias_step, begins, ends,
             )  # fmt: skip
@@ -140,7 +144,7 @@ def block(
 
 def _is_sum(f: Function, product: Product, alpha: Value, beta: Value, bias: Value, ends: Value) -> Value:
     """Return True if C is the sums as they are: alpha is 1, beta 0, and nothing is added or converted."""
-    if dtypes.get(product.out).llvm != product.accumulator:
+    if dtypes.get(product.out).llvm != product.accumulator or product.halved:  # which are looked at first
         return f.const("i1", 0)
     bare = ends ^ True if product.activation else (ends ^ True) | f.is_null(bias)
     return bare & f.load(product.scalar, alpha).equals(1) & f.load(product.scalar, beta).equals(0)
@@ -152,6 +156,8 @@ def define(module: Module, product: Product, register: RegisterTile) -> None:
         for columns in range(1, register.nv + 1):
             _define_sums(module, product, register, rows, columns)
     _define_finish(module, product, register)
+    if product.halved:
+        _define_mend(module, product, register)
     _define_tiles(module, product, register)
 
 
@@ -160,7 +166,11 @@ def _define_sums(module: Module, product: Product, register: RegisterTile, rows:
 
     A part of a panel of B must stay in L1, and a tile of A is used once by it: so loads of A say that. All tiles of B
     pass through one register. Each step prefetches its share of the panel of B that comes next, and of C.
+
+    A tile of B times both forms of one of A are the four products of the halves. The unit sums the first and the
+    second products of cells apart, then adds both: A and B exchanged give the same bits.
     """
+    forms = product.forms
     last, row, lines = rows * columns, register.nr * _SUM, register.mr * register.nr // 256
     is_c, whole = dtypes.get(product.out).llvm == product.accumulator, last == register.mr // TILE_ROWS * register.nv
     with module.function(f"sums_{rows}x{columns}", *_SUMS, local=True) as f:
@@ -173,12 +183,12 @@ def _define_sums(module: Module, product: Product, register: RegisterTile, rows:
                 instruction(f, "tilezero", f.const("i8", total))
         with f.loop(0, f["steps"]) as p:
             a, b = f["a"] + p * f["a_step"], f["b"] + p * (TILE_ROWS * row)
-            for r in range(rows):
+            for r in range(rows * forms):
                 load_tile(f, last + r, a + f["a_row"] * (r * TILE_ROWS), f["a_row"], once=True)
             for c in range(columns):
-                load_tile(f, last + rows, b + c * TILE_BYTES, row)
-                for r in range(rows):
-                    registers = columns * r + c, last + r, last + rows
+                load_tile(f, last + rows * forms, b + c * TILE_BYTES, row)
+                for r in range(rows * forms):
+                    registers = columns * (r // forms) + c, last + r, last + rows * forms
                     instruction(f, product.step, *(f.const("i8", number) for number in registers))
             for line in range(lines if whole else 0):
                 f.prefetch(f["coming"] + p * f["coming_step"] + f["coming_line"] * line, locality=2)
@@ -217,10 +227,15 @@ def _define_tiles(module: Module, product: Product, register: RegisterTile) -> N
         mc, nc, buffers = f["mc"], f["nc"], f.buffer(2 * size)
         place, waits, old_i, old_j = (f.var(f.zero(kind)) for kind in ("i64", "i1", "i64", "i64"))
         wide, steps = (nc + (nr - 1)) // nr, steps_of(product, f["kc"])
+        of_a, of_b = operands(product, register)
 
         def finish() -> None:
             i, j = old_i.value, old_j.value
             at = buffers + (place.value ^ size)
+            if product.halved:
+                a = f["a"] + i // mr * f["a_panel"] + f["before"] // of_a.group * -of_a.row
+                b = f["b"] + j // nr * f["b_panel"] + f["before"] // of_b.group * -of_b.row
+                f.call("mend", f.min(mc - i, mr), f["before"] + f["kc"], a, b, at)
             f.call("finish", i, j, f.min(mc - i, mr), f.min(nc - j, nr), at, *(f[name] for _, name in PARAMS))
 
         along, few = f["kc"] <= SHALLOW, mc <= mr
@@ -252,6 +267,42 @@ def _define_tiles(module: Module, product: Product, register: RegisterTile) -> N
                     old_i.value, old_j.value, place.value = i, j, place.value ^ size
         with f.if_(waits.value):
             finish()
+
+
+def _define_mend(module: Module, product: Product, register: RegisterTile) -> None:
+    """Define `mend(rows, k, a, b, stored)`: compute those sums of a tile that are not finite by multiply-adds.
+
+    Sums of finite numbers are finite. An infinity times a half that is zero is NaN, so each sum with a number that is
+    not finite has one that is not, and then may be NaN in the place of an infinity.
+    """
+    lanes, row = register.lanes, register.nr * _SUM
+    wide = vector(lanes, "float")
+    params = (("i64", "rows"), ("i64", "k"), ("ptr", "a"), ("ptr", "b"), ("ptr", "stored"))
+
+    def numbers(cells: Value) -> Value:
+        upper, lower = f.bitcast(cells << 16, wide), f.bitcast(cells & -0x10000, wide)
+        return upper + f.select(lower.equals(lower), lower, f.zero(wide))
+
+    with module.function("mend", *params, local=True) as f:
+        strange = f.var(f.zero(wide))
+        with f.loop(0, f["rows"]) as r, f.loop(0, row, lanes * _SUM) as at:
+            strange.value = f.fma(f.load(wide, f["stored"] + r * row + at), f.zero(wide), strange.value)
+        bits = f.bitcast(strange.value.differs(0), f"i{lanes}")
+        with f.if_(bits.differs(0)), f.loop(0, f["rows"], _MENDED) as r:
+            sums = [[f.var(f.zero(wide)) for _ in range(register.nv)] for _ in range(_MENDED)]
+            with f.loop(0, f["k"]) as p:
+                a = f["a"] + p // TILE_ROWS * (product.forms * TILE_ROWS * TILE_BYTES) + (p & (TILE_ROWS - 1)) * _SUM
+                b, cells = f["b"] + p * row, vector(lanes, "i32")
+                columns = [numbers(f.load(cells, b + v * TILE_BYTES)) for v in range(register.nv)]
+                for i, totals in enumerate(sums):
+                    scale = numbers(f.broadcast(f.load("i32", a + (r + i) * TILE_BYTES), lanes))
+                    for column, total in zip(columns, totals, strict=True):
+                        total.value = f.fma(scale, column, total.value)
+            for i, totals in enumerate(sums):
+                for v, total in enumerate(totals):
+                    at = f["stored"] + (r + i) * row + v * TILE_BYTES
+                    old = f.load(wide, at)
+                    f.store(f.select((old * 0.0).equals(0), old, total.value), at)
 
 
 def _choose(f: Function, register: RegisterTile, rows: Value, columns: Value, values: Sequence[Value]) -> None:
@@ -296,7 +347,7 @@ def _pack_rows(f: Function, panels: Panels) -> None:
 
         def move(p: Value, mask: Value | None, row: Value, to: Value) -> None:
             f.prefetch(row + f["across"] * _ROWS_AHEAD + p * panels.element)
-            f.store(load(f, panels, row + p * panels.element, cell, mask), to + p // cell * panels.row)
+            put(f, panels, load(f, panels, row + p * panels.element, cell, mask), to + p // cell * panels.row)
 
         with f.loop(0, whole, cell) as p:
             move(p, None, row, to)
@@ -372,7 +423,7 @@ def _transpose(f: Function, panels: Panels, i: Value, first: Value, p: Value) ->
         cells.append(f.bitcast(interleave(f, rows), vector(TILE_ROWS, "i32")))
     to = panel(f, panels, i) + first * TILE_BYTES + p // panels.group * panels.row
     for r, row in enumerate(transpose(f, cells)):
-        f.store(row, to + r * TILE_BYTES)
+        put(f, panels, row, to + r * TILE_BYTES)
 
 
 ROUTINES_A: Mapping[str, Routine] = {"copy": _pack_columns, "transpose": _pack_rows, "each": pack_each}

@@ -42,6 +42,9 @@ MATRICES = ("bfmmla", "smmla", "ummla")  # those that multiply two rows of A by 
 # 8 KiB of k at once, which are summed part by part (see `tile_unit`): the sums of 256 x 1024 of C stay in L2 meanwhile
 # (n = 4096, against blocks of 2 KiB: bf16 1.6 times as fast, int8 1.3).
 _TILES = Tile(mr=16, nv=3, mc=256, kc=2048, nc=1024)
+# Panels of halves are as wide, and blocks as deep, as those of a float16 B packed once, which serve vectors too.
+# A block of A, of which each number is 8 bytes, is 768 KiB.
+_HALVES = Tile(mr=16, nv=4, mc=128, kc=768, nc=1024)
 
 
 class Product(NamedTuple):
@@ -58,7 +61,8 @@ class Product(NamedTuple):
       have one type packing flips A's sign bit, which shifts A by 128, and the accumulators start from the correction
       (`seeded`);
     - those of `STEPS`: the tile unit, 16 x 16 sums of 64 bytes of k (see `tile_unit`). It flushes bfloat16 as
-      "dot_bf16" does, and adds two products at once; integers of any signs are exact modulo 2**32;
+      "dot_bf16" does, and adds two products at once; integers of any signs are exact modulo 2**32. An element of
+      float16 is two bfloat16, whose four products are exact (`halved`);
     - "sdot", "udot", "smmla", "ummla": dot products of 4 or 8 bytes of ARM, exact modulo 2**32 (see `arm`);
     - "fmlal": one multiply-add per element of float16 to a float32 of ARM, rounded once;
     - "bfmmla": dot products of four bfloat16 of ARM. It adds two products, then adds that to the sum; each addition
@@ -87,6 +91,21 @@ class Product(NamedTuple):
     def on_tiles(self) -> bool:
         """True for the tile unit."""
         return self.step in STEPS.values()
+
+    @property
+    def halved(self) -> bool:
+        """True for float16 on the tile unit: a cell of a panel is two bfloat16 that add up to an element."""
+        return self.on_tiles and self.dtype == "f16"
+
+    @property
+    def forms(self) -> int:
+        """The forms in which a panel of A has each cell: 2 of halves, (upper, lower) and (lower, upper)."""
+        return 2 if self.halved else 1
+
+    @property
+    def block_unit(self) -> int:
+        """The elements of k of which a block of several is a multiple: as with vectors where panels are of halves."""
+        return 1 if self.halved else self.unit
 
     @property
     def unit(self) -> int:
@@ -180,6 +199,8 @@ class RegisterTile(NamedTuple):
 
 def sizes_of(target: Target, product: Product) -> Tile:
     """Return the sizes of a packed product on a target; kc counts cells of `group` elements."""
+    if product.halved:
+        return _HALVES
     return _TILES if product.on_tiles else tile(target)
 
 

@@ -6,8 +6,9 @@ import itertools
 from collections.abc import Iterator
 
 from gemmery import dtypes
-from gemmery.cpu.build import SMALL_C, block_sides, chain, direct_columns, packed_kc, product
+from gemmery.cpu.build import SMALL_C, block_sides, chain, direct_columns, halved, packed_kc, product
 from gemmery.cpu.launch import Blocks, Launch
+from gemmery.cpu.panels import fan
 from gemmery.cpu.split import most_alone
 from gemmery.cpu.target import (
     DOTS_K,
@@ -117,6 +118,23 @@ def _large_c(target: Target, dtype: str, n: int, k: int) -> int:
     return int(constants(target).large_c * (_SMALLER if smaller else 1) * (target.l2 or 1 << 20))
 
 
+# Sides from which on float16 is faster as halves on the tile unit: Emerald Rapids, one thread, 33 x 32 x 32 0.7 times
+# as fast as by vectors, 48 x 48 x 48 1.0, 64 x 64 x 64 1.1. For fewer rows, making halves of a packed B takes longer.
+_HALVES_FROM = 48
+
+
+def _in_halves(problem: Problem, target: Target) -> bool:
+    """Return True if float16 is fastest as halves on the tile unit; not where a row must not depend on m."""
+    p = problem.by_rows()
+    return (
+        target.has_tiles
+        and p.dtype in _RUNGS["amx_halves"].dtypes
+        and min(p.m, p.n, p.k) >= _HALVES_FROM
+        and not p.invariant
+        and not _RUNGS["amx_halves"].refuses(p)
+    )
+
+
 def _few_columns(problem: Problem, target: Target) -> bool:
     """Return True if dot products along k are fastest; not for a column-major C, whose rows must not depend on m."""
     if problem.invariant or problem.c_layout != "row" or problem.dtype not in ("f32", "f64") or problem.k < DOTS_K:
@@ -131,6 +149,8 @@ def ranking(problem: Problem, target: Target) -> list[tuple[str, str]]:
     """Return the names of rungs that suit a problem, best first, each with the reason in words."""
     if problem.semiring:
         return [("packed", f"{problem.semiring}: its micro-kernel has two instructions in place of a multiply-add")]
+    if _in_halves(problem, target):
+        return [("amx_halves", "float16 as two bfloat16 that add up to it: four products on the tile unit")]
     if problem.b_layout == "packed":
         return [("packed", "B was packed before, in the order in which it is read")]
     one_column = problem.n == 1 and dtypes.get(problem.dtype).kind == "c"  # real ones do not depend on m
@@ -208,7 +228,7 @@ def families(dtype: str, out: str, b_layout: str, epilogue: str, scaled: bool, t
     Missing kernels are compiled.
     """
     sample = Problem(1, 1, 1, dtype, out, b_layout=b_layout, epilogue=epilogue, scaled=scaled)
-    groups = (_dots, _row, _gemv, _direct, _packed)
+    groups = (_dots, _row, _gemv, _direct, _in_halves_from, _packed)
     return tuple(family for group in groups for family in group(sample, threads))
 
 
@@ -287,6 +307,18 @@ def _direct(sample: Problem, threads: int) -> Iterator[Family]:
                 yield family._replace(k=(least, family.k[1]))
 
 
+def _in_halves_from(sample: Problem, threads: int) -> Iterator[Family]:
+    """float16 on the tile unit."""
+    sides = (_HALVES_FROM, UNLIMITED)
+    large = sample._replace(m=_HALVES_FROM, n=_HALVES_FROM, k=_HALVES_FROM)
+    built = _built("amx_halves", large) if _in_halves(large, host()) else None
+    if built:
+        types = halved(product(host(), sample))
+        blocks = built[1].blocks(*block_sides(host(), types), packed_kc(host(), types))
+        kc = blocks.kc if types.sums_apart else blocks.kc * fan(types)
+        yield _family(built, sides, sides, threads, blocks)._replace(k=(_HALVES_FROM, kc))
+
+
 def _packed(sample: Problem, threads: int) -> Iterator[Family]:
     """Any product: the kernel cuts it into blocks as a plan does. k needs no room for sums of C's rows."""
     built = _built("packed", sample._replace(m=2, n=SMALL_C, k=2))  # chains are short in a small C
@@ -296,7 +328,7 @@ def _packed(sample: Problem, threads: int) -> Iterator[Family]:
     kc = packed_kc(host(), types) // types.parts
     mc, nc = block_sides(host(), types)
     blocks = launch.blocks(mc, nc // types.parts, kc)
-    most = kc if types.sums_apart else kc * FAN if types.rounds else UNLIMITED
+    most = kc if types.sums_apart else kc * fan(types) if types.rounds else UNLIMITED
     least = 2 if _built("gemv", sample._replace(m=2, n=1, k=2)) else 1
     if sample.dtype not in _NARROW_B and _built("direct", sample._replace(m=2, n=2, k=2)):
         # Of the products that are not in the families of `direct`, those with several threads are cut. With one thread

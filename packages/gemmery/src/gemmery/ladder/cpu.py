@@ -83,6 +83,15 @@ def _tiles(problem: Problem) -> str:
     return target.without_tiles() or _packed(problem)
 
 
+def _halves(problem: Problem) -> str:
+    """Refusals of float16 on the tile unit, whose sums are float32."""
+    if problem.dtype != "f16":
+        return f"it multiplies f16 by halves, not {problem.dtype}"
+    if problem.out == "f64":
+        return "its sums are float32, so C must be f16 or f32, not f64: use packed"
+    return target.without_tiles() or _packed(problem)
+
+
 def _unpacked_tiles(problem: Problem) -> str:
     """Refusals of the rung that reads tiles of A in place and stores those of C."""
     if problem.out != _SUMS.get(problem.dtype, problem.out):
@@ -245,6 +254,22 @@ CPU = (
             "when it ends, since every switch of threads would save them otherwise, 8 KiB each time."
         ),
         source="cpu/pool.py",
+    ),
+    _packed_rung(
+        name="amx_halves",
+        idea="amx_packed for float16: a number is the sum of two bfloat16, and a product of numbers is four of halves",
+        parent="amx_packed",
+        dtypes=("f16",),
+        refuses=_halves,
+        build=build.amx_halves,
+        space={"mc": (64, 128, 256), "kc": (256, 512, 768, 1024), "nc": (512, 1024, 2048)},
+        lesson=(
+            "The unit has no float16, but bfloat16 with an eighth of the cost of a multiply-add by vectors. The first "
+            "8 of a number's 11 bits are one bfloat16, the others a second one, and their four products are exact in "
+            "float32: four cheap products replace a dear one, and nothing is lost. Only an infinity is, times a half "
+            "that is zero: a tile whose sums are not finite is computed again by multiply-adds."
+        ),
+        source="cpu/tile_unit.py",
     ),
     _direct_rung(
         name="direct",

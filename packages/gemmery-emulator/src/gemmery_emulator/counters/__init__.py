@@ -31,8 +31,6 @@ SHARED = {
     **dict.fromkeys(("st", "stmatrix", "cp.async"), "stores"),
     **dict.fromkeys(("atom", "red"), "atomics"),
 }
-FEW = 1 << 11  # threads of a chunk whose accesses are counted together, up to this many lanes, which is faster
-TOGETHER = 1 << 12
 PATTERNS = 4096  # largest number of shared memory patterns kept: 2 KB each for a block of 256 threads
 
 # By instruction, then by space and field: sums in the order of the fields of Banked or Traffic.
@@ -52,8 +50,6 @@ class Counters(Observer):
         self._written: Counted = {}  # accesses as they are in the PTX
         self._wide: Counted = {}  # merged accesses, at the instruction that represents them
         self._patterns: dict[Any, tuple[int, ...]] = {}
-        # Accesses of few threads that are not counted yet: by instruction, space, kind and width.
-        self._later: dict[tuple[int, str, str, int], list[tuple[Indices, Mask]]] = {}
         self._source: Access | None = None  # the read of the cp.async whose write is the next event
         self._latest_copied: dict[int, tuple[tuple[Any, ...], banks.Served]] = {}
         self._latest_served: dict[tuple[int, int], tuple[Indices, Mask, tuple[int, ...]]] = {}
@@ -75,13 +71,6 @@ class Counters(Observer):
             self._divergent[index] += warps_in(going) + warps_in(staying) - warps
 
     def access(self, machine: Machine, event: Access) -> None:
-        if machine.threads <= FEW and event.addresses.ndim and event.kind not in ("cp.async", "bulk"):
-            key = event.index, event.space, event.kind, event.width
-            later = self._later.setdefault(key, [])
-            later.append((event.addresses, event.mask))  # registers are never written in place
-            if len(later) * machine.threads >= TOGETHER:
-                self._count_later(*key)
-            return
         self._count(self._written, machine, event)
         merge = self._merges.get(event.index)
         if merge is None or merge.first != event.index:
@@ -129,18 +118,6 @@ class Counters(Observer):
         """Count executions of a branch by warps."""
         self._branches[index] += warps
         self._divergent[index] += divergent
-
-    def _count_later(self, index: int, space: str, kind: str, width: int) -> None:
-        """Count the accesses of one instruction that were left for later."""
-        accesses = self._later.pop((index, space, kind, width))
-        mask: Mask = None
-        if any(some is not None for _, some in accesses):
-            mask = np.concatenate([np.ones(at.shape, bool) if some is None else some for at, some in accesses])
-        addresses = np.concatenate([at for at, _ in accesses])
-        _add(self._written, index, space, kind, _cost(addresses, mask, space, kind, width))
-        merge = self._merges.get(index)
-        if merge is not None and merge.first == index:
-            _add(self._wide, index, space, kind, _cost(addresses + merge.offset, mask, space, kind, merge.width))
 
     def _served(self, machine: Machine, event: Access) -> tuple[int, ...]:
         """The cost in shared memory; most blocks use the same addresses, or the previous step's plus a constant."""
@@ -218,21 +195,15 @@ class Counters(Observer):
 
     def forget_accesses(self) -> None:
         """Free the addresses kept from the latest accesses, at the end of a run."""
-        self._count_rest()
         for addresses in (self._latest_copied, self._latest_served, self._latest_moved, self._patterns):
             addresses.clear()
         self._source = None
-
-    def _count_rest(self) -> None:
-        for key in list(self._later):
-            self._count_later(*key)
 
     def counts(self, merged: bool = True, only: Sequence[int] | None = None) -> Counts:
         """Return all counts, with those by line and by frames: as ptxas merges accesses, or as they are in the PTX.
 
         With `only`, return those of some instructions; an instruction that ptxas merges into another has none.
         """
-        self._count_rest()
         warps, threads = self._executed(merged)
         frames: dict[Frames, defaultdict[CountKey, int]] = {}
         for index, instruction in enumerate(self._kernel.instructions):

@@ -15,13 +15,12 @@ from math import inf
 
 from gemmery.banks import WARP
 from gemmery.cpu import jit, target
-from gemmery_emulator.blocks import Block
 from gemmery_emulator.findings.races import INDEX_AT, UNDER_WAY
 from gemmery_emulator.kernels.native import frames, runtime
 from gemmery_emulator.kernels.native.block_functions import module
 from gemmery_emulator.kernels.native.frames import Record
 from gemmery_emulator.kernels.native.translation import CopyGroup, Translation
-from gemmery_emulator.lower import LoweredKernel
+from gemmery_emulator.lower import Block, LoweredKernel
 from gemmery_emulator.ptx import Immediate
 
 # The part of a block's instructions that may be without code: each takes NumPy longer than a whole short block;

@@ -22,16 +22,7 @@ from gemmery_emulator.counters import Counters
 from gemmery_emulator.findings import Findings
 from gemmery_emulator.kernels.native import frames
 from gemmery_emulator.kernels.native.buffers import Buffers
-from gemmery_emulator.kernels.native.compiling import (
-    CALL,
-    CALL_THREAD,
-    PAUSE,
-    USUAL,
-    USUAL_THREAD,
-    Native,
-    Ways,
-    turns,
-)
+from gemmery_emulator.kernels.native.compiling import CALL, CALL_THREAD, PAUSE, USUAL, USUAL_THREAD, Native, Ways, turns
 from gemmery_emulator.kernels.native.copy_rows import CopyRows
 from gemmery_emulator.kernels.native.frames import CONTEXT, ENTRIES, Record
 from gemmery_emulator.kernels.native.sharing import Races, count_entries
@@ -238,7 +229,7 @@ class BlockEngine:
     def _enter(self, budget: int) -> None:
         """Tell compiled code where threads are."""
         ctx, machine, places = self._context, self._machine, self._machine.places
-        self._parked, self._at_first = machine.parked(), places.each
+        self._parked, self._at_first = machine.waiting.at_barriers.parked, places.each
         if places.each is not None:
             self._places[:] = places.each
             if self._parked.size:
@@ -274,9 +265,7 @@ class BlockEngine:
                 self._copies.give_back()
             if self._kept and index in self._unseen:
                 self._tell_fetched()
-            step = self._program.single[index]
-            assert step is not None
-            step(self._machine, mask)
+            block.steps[index - block.first](self._machine, mask)
             self._changed.update(slots)
             index += 1
             if index == last:

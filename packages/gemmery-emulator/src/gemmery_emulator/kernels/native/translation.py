@@ -9,13 +9,12 @@ from functools import cache, cached_property, partial
 
 from gemmery.cpu.target import Target
 from gemmery_emulator import access, specials
-from gemmery_emulator.blocks import Block
 from gemmery_emulator.convergence import FULL
 from gemmery_emulator.findings.orders import orders
 from gemmery_emulator.instructions import find, makers
 from gemmery_emulator.kernels.native.block_operations import TYPES, WITH_CONSTANT, Emit, emitter
 from gemmery_emulator.kernels.native.warp_operations import exchange
-from gemmery_emulator.lower import LoweredKernel
+from gemmery_emulator.lower import Block, LoweredKernel
 from gemmery_emulator.op import NUMPY, STORED, Op
 from gemmery_emulator.ptx import (
     Address,

@@ -23,8 +23,8 @@ WITH_CONSTANT = ("lop3.b32", "prmt.b32")  # whose code differs by the last opera
 
 
 def code_of(spelling: str, both: bool = False) -> Callable[..., Any] | None:
-    last = spelling in WITH_CONSTANT
-    return emitter(spelling, HOST, (*(False,) * (len(COMPUTED[spelling].operands) - last), *(True,) * last), both)
+    op, last = COMPUTED[spelling], spelling in WITH_CONSTANT
+    return emitter(op, HOST, (*(False,) * (len(op.operands) - last), *(True,) * last), both)
 
 
 CODED = [

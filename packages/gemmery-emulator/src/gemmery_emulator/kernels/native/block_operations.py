@@ -19,9 +19,8 @@ from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.ir_types import element_of, vector, with_element
 from gemmery.cpu.target import Target
 from gemmery_emulator import exact
-from gemmery_emulator.instructions import COMPUTED
 from gemmery_emulator.kernels.native.frames import LANES
-from gemmery_emulator.op import NUMPY, Meaning, pair
+from gemmery_emulator.op import NUMPY, Meaning, Op, pair
 
 Emit = Callable[..., Any]  # of values, and NumPy's constants; returns a value, or a tuple of several
 # LLVM's type of values of a NumPy type.
@@ -237,13 +236,12 @@ _INSTEAD: dict[Meaning, Meaning] = {exact.fma: _fused}
 
 
 @lru_cache(maxsize=4096)
-def emitter(spelling: str, target: Target, constants: tuple[bool, ...], both: bool = False) -> Emit | None:
+def emitter(op: Op, target: Target, constants: tuple[bool, ...], both: bool = False) -> Emit | None:
     """Return a function that adds the code of an instruction; None if it has none.
 
     It takes values, and NumPy's numbers for operands that are `constants`, and returns such; `both` asks for the second
     result of setp.
     """
-    op = COMPUTED[spelling]
     dtypes = [np.dtype(NUMPY[kind]) for kind in op.operands]
     meaning = _INSTEAD.get(op.meaning, op.meaning)
     meaning = pair(meaning, op.complement) if both and op.complement is not None else meaning

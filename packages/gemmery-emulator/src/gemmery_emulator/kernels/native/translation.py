@@ -142,7 +142,7 @@ class Translation:
         if len(sources) != len(op.operands) or len(results) > len(kinds):
             return None
         constants = tuple(isinstance(each, Immediate) for each in sources)
-        code = emitter(instruction.opcode.spelling, self.target, constants, both)
+        code = emitter(op, self.target, constants, both)
         if code is None:
             return None
         return self._compute(code, (*results, *sources), (*kinds[: len(results)], *op.operands), len(results))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -66,24 +65,18 @@ class Counters(Observer):
             self._divergent[index] += warps_in(going) + warps_in(staying) - warps
 
     def access(self, machine: Machine, event: Access) -> None:
-        self._count(self._written, machine, event)
-        merge = self._merges.get(event.index)
-        if merge is None or merge.first != event.index:
-            return
-        self._count(self._wide, machine, replace(event, addresses=event.addresses + merge.offset, width=merge.width))
-
-    def _count(self, counted: Counted, machine: Machine, event: Access) -> None:
         if event.kind == "bulk":
             # Count a bulk copy of `width` bytes for each thread that issues one.
             copies = machine.threads if event.mask is None else int(np.count_nonzero(event.mask))
-            cost: tuple[int, ...] = copies, -(-event.width // banks.SECTOR) * copies, event.width * copies
+            cost = copies, -(-event.width // banks.SECTOR) * copies, event.width * copies
+            _add(self._written, event.index, event.space, event.kind, cost)
         elif event.kind == "cp.async" and event.space == "shared":
-            cost = self._written_by_copy(machine, event)
+            _add(self._written, event.index, event.space, event.kind, self._written_by_copy(machine, event))
+            self._source = None
         else:
-            cost = _cost(machine.spread(event.addresses), event.mask, event.space, event.kind, event.width)
-        if event.kind == "cp.async":
-            self._source = event if event.space == "global" else None
-        _add(counted, event.index, event.space, event.kind, cost)
+            addresses = machine.spread(event.addresses)
+            self.repeated(event.index, event.space, event.kind, event.width, addresses, event.mask)
+            self._source = event if event.kind == "cp.async" else self._source
 
     def _written_by_copy(self, machine: Machine, event: Access) -> tuple[int, ...]:
         """The cost of a cp.async's write, which depends on both ends modulo whole lines."""
@@ -98,7 +91,7 @@ class Counters(Observer):
         return banks.copied(lanes, sources, mask, reading, event.width, bypass)
 
     def repeated(
-        self, index: int, space: str, kind: str, width: int, addresses: Indices, mask: Mask, times: int
+        self, index: int, space: str, kind: str, width: int, addresses: Indices, mask: Mask, times: int = 1
     ) -> None:
         """Count accesses of any number of warps, each of which came so often."""
         cost = _cost(addresses, mask, space, kind, width)

@@ -184,7 +184,7 @@ class _Function:
         translation, inside, first = self._translation, Counter[int](), dict[int, bool]()
         for index in indices:
             form = translation.forms[index]
-            slots = translation.slots(index)
+            slots = translation.slots[index]
             inside.update(slots)
             sources = form.sources if isinstance(form, Compute) else ()
             read = {translation.program.slots.get(name) for name in names_of([each for each, _ in sources])}

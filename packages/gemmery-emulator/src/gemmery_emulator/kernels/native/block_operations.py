@@ -4,6 +4,8 @@ A function of `ops` is called with `TracedLanes` in place of arrays, for which e
 conversion adds the code with the same bits. An instruction whose function does anything else stays with NumPy: those of
 half precision, with directed roundings, and with functions that NumPy computes by its own approximation. The payloads
 of NaNs are not modeled.
+
+Shuffles, votes and reductions whose lanes all take part find in memory what each lane of the warp holds.
 """
 
 from __future__ import annotations
@@ -15,12 +17,15 @@ from typing import Any
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from gemmery.banks import WARP
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.ir_types import element_of, vector, with_element
 from gemmery.cpu.target import Target
 from gemmery_emulator import exact
+from gemmery_emulator.instructions import opcode
 from gemmery_emulator.kernels.native.frames import LANES
 from gemmery_emulator.op import NUMPY, Meaning, Op, pair
+from gemmery_emulator.ops.warp import source_of
 
 Emit = Callable[..., Any]  # of values, and NumPy's constants; returns a value, or a tuple of several
 # LLVM's type of values of a NumPy type.
@@ -269,3 +274,53 @@ def _value(result: Any, dtype: str) -> Any:
     if _key(result.dtype) != dtype:
         raise UncodedError(result.dtype)
     return result.value
+
+
+# ---- whole warps ----
+
+
+_REDUCTIONS = {"add": "add", "and": "and", "or": "or", "xor": "xor", "min": "{}min", "max": "{}max"}
+
+
+def exchange(spelling: str) -> Emit | None:
+    """Return a function that adds the code of an instruction; None if it has none.
+
+    It takes the address of what the lanes of the warp hold, the number of the first thread, then the other operands.
+    """
+    read = opcode(spelling)
+    name, mode, kind = read.name, read.modifiers[-1], read.type
+    if name == "shfl":
+        return _shuffle(mode)
+    if name == "vote" and mode in _VOTES:
+        return lambda f, passed, t: _vote(f, passed, mode)
+    if name == "redux" and mode in _REDUCTIONS and kind in ("u32", "s32", "b32"):
+        how = _REDUCTIONS[mode].format(kind[0])
+        wide = vector(WARP, "i32")
+        return lambda f, passed, t: f.broadcast(
+            f.intrinsic(f"llvm.vector.reduce.{how}.v{WARP}i32", "i32", f.load(wide, passed)), LANES
+        )
+    return None
+
+
+def _shuffle(mode: str) -> Emit:
+    def shuffled(f: Function, passed: Value, t: Value, b: Value, c: Value) -> tuple[Value, Value]:
+        kind, dtype = lanes("i32"), np.dtype(np.int32)
+        lane = f.broadcast(f.emit("i32", f"trunc {t & (WARP - 1)} to i32"), LANES) + f.ramp(kind)
+        source, inside = source_of(mode, *(TracedLanes(f, each, dtype) for each in (lane, b, c)))
+        places = f.emit(lanes("ptr"), f"getelementptr i32, {passed}, {source.value}")
+        return f.gather(kind, places), inside.value
+
+    return shuffled
+
+
+_VOTES: dict[str, Callable[[Value], Value]] = {
+    "all": lambda bits: bits.equals(2**WARP - 1),
+    "any": lambda bits: bits.differs(0),
+    "uni": lambda bits: ((bits + 1) & (2**WARP - 1)) < 2,
+    "ballot": lambda bits: bits.f.emit("i32", f"trunc {bits} to i32"),
+}
+
+
+def _vote(f: Function, passed: Value, mode: str) -> Value:
+    flags = f.bitcast(f.load(vector(WARP, "i8"), passed).differs(0), f"i{WARP}")
+    return f.broadcast(_VOTES[mode](f.emit("i64", f"zext {flags} to i64")), LANES)

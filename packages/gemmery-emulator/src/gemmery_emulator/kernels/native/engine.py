@@ -212,7 +212,7 @@ class BlockEngine:
             if why > frames.END:
                 self._finish_inside(at, why - frames.INSIDE, mask)
             if block.way:
-                self._export(self._translation.slots(block.last - 1))
+                self._export(self._translation.slots[block.last - 1])
             machine.end_block(block, mask, at)
         return steps
 
@@ -259,7 +259,7 @@ class BlockEngine:
         flags = self._full if mask is None else self._mask
         part = _part(self._native.code[at])
         while True:
-            slots = translation.slots(index)
+            slots = translation.slots[index]
             self._export(slots)
             if self._copies is not None and isinstance(translation.forms[index], AsyncCopy | CopyGroup):
                 self._copies.give_back()

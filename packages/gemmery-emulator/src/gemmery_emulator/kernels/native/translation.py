@@ -12,8 +12,7 @@ from gemmery_emulator import access, specials
 from gemmery_emulator.convergence import FULL
 from gemmery_emulator.findings.orders import orders
 from gemmery_emulator.instructions import find, makers
-from gemmery_emulator.kernels.native.block_operations import TYPES, Emit, emitter
-from gemmery_emulator.kernels.native.warp_operations import exchange
+from gemmery_emulator.kernels.native.block_operations import TYPES, Emit, emitter, exchange
 from gemmery_emulator.lower import Block, LoweredKernel
 from gemmery_emulator.op import NUMPY, STORED, Op
 from gemmery_emulator.ptx import (
@@ -110,7 +109,7 @@ class Translation:
             if isinstance(form, Move | AsyncCopy | CopyGroup):
                 self.number[index] = len(self.records)
                 self.records += [(index, each) for each in (form.ends if isinstance(form, AsyncCopy) else (form,))]
-        self._slots = [self._slots_of(instruction) for instruction in program.kernel.instructions]
+        self.slots = [self._slots_of(instruction) for instruction in program.kernel.instructions]
         self.stored = [value.dtype.str[1:] if value.dtype.kind != "b" else "?" for value in program.zeros]
 
     # ---- forms ----
@@ -270,15 +269,11 @@ class Translation:
 
     # ---- registers ----
 
-    def slots(self, index: int) -> list[int]:
-        """Return the slots of registers that an instruction names."""
-        return self._slots[index]
-
     @cache  # noqa: B019
     def slots_of(self, at: int) -> list[int]:
         """Return the slots of registers that a block names."""
         block = self.program.blocks[at]
-        return list(dict.fromkeys(slot for index in range(block.first, block.last) for slot in self._slots[index]))
+        return list(dict.fromkeys(slot for index in range(block.first, block.last) for slot in self.slots[index]))
 
     def _slots_of(self, instruction: Instruction) -> list[int]:
         guard = () if instruction.guard is None else (instruction.guard,)
@@ -288,7 +283,7 @@ class Translation:
     @cached_property
     def mentions(self) -> Counter[int]:
         """In how many instructions each register is named."""
-        return Counter(slot for slots in self._slots for slot in slots)
+        return Counter(slot for slots in self.slots for slot in slots)
 
     @cached_property
     def uniform(self) -> dict[int, int]:

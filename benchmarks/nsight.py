@@ -55,7 +55,7 @@ SOURCE = {  # by instruction
     "ideal": "memory_l1_wavefronts_shared_ideal",
     "sectors": "memory_l2_theoretical_sectors_global",
 }
-MEMORY = ("LDG", "STG", "LDS", "STS", "LDSM", "STSM", "LDGSTS", "ATOM", "ATOMG", "ATOMS", "RED", "REDG")
+MEMORY = ("LDG", "STG", "ST", "LDS", "STS", "LDSM", "STSM", "LDGSTS", "ATOM", "ATOMG", "ATOMS", "RED", "REDG")
 
 
 def products(rungs: list[Rung], device: str) -> Iterator[tuple[Rung, Work]]:

@@ -46,7 +46,7 @@ ARITHMETIC = {
 }
 ACCESSES = {
     **dict.fromkeys(("LDG", "LDS"), "ld"),
-    **dict.fromkeys(("STG", "STS"), "st"),
+    **dict.fromkeys(("STG", "STS", "ST"), "st"),
     "LDSM": "ldmatrix",
     "LDGSTS": "cp.async",
 }
@@ -101,7 +101,7 @@ def known(row: dict[str, Any]) -> list[Difference]:
 def older(row: dict[str, Any]) -> str:
     """Return why a product's counts are of another kernel than today's; "" if they are of this one."""
     product = [row["rung"], kind(row), row["work"]["b_layout"]]
-    return next((table["why"] for table in noted()["older"] if product in table["products"]), "")
+    return next((table["why"] for table in noted().get("older", ()) if product in table["products"]), "")
 
 
 def alike(row: dict[str, Any]) -> frozenset[str]:

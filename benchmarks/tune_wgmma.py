@@ -26,7 +26,6 @@ import random
 import statistics
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -48,7 +47,7 @@ from gemmery.problem import Problem
 from gemmery_lab.measure import suite
 from gemmery_lab.measure.work import Work
 
-TABLE = Path(__file__).parents[1] / "packages/gemmery/src/gemmery/cuda" / "choose" / "data.py"
+TABLE = Path(__file__).parents[1] / "packages/gemmery/src/gemmery/cuda" / "choose" / "winners.json"
 RUNGS = ("wgmma_epilogue", "wgmma_streamk")  # the second for what splits k
 OUTS = {"bf16": "bf16", "f16": "f16", "tf32": "f32", "e4m3": "bf16", "e5m2": "bf16", "int8": "int32"}
 LAYOUTS = {"TN": ("row", "col"), "TT": ("row", "row"), "NN": ("col", "col"), "NT": ("col", "row")}
@@ -438,37 +437,32 @@ def latest(files: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def write_table(files: Sequence[Path], to: Path = TABLE) -> None:
-    """Write the winners of choose/data.py from runs; a product that was timed again counts as in the last one."""
+    """Write choose/winners.json from runs; a product that was timed again counts as in the last one."""
     rows = latest(files)
     for (_, types), sizes in read(rows).items():
         products = list(sizes.values())
         best = few(products, len(OURS))
         say(f"{types}: {len(products)} products lose {loss(products, OURS):.2%}")
         say(f"  they would lose {loss(products, best):.2%} with {sorted(best)}")
-    head, _, _ = to.read_text(encoding="utf-8").partition("WINNERS:")
-    lines = ["WINNERS: dict[int, dict[SizeClass, Winner]] = {"]
-    for sms, table in winners(rows).items():
-        lines += [f"    {sms}: by_size((", *written(table), "    )),"]
-    to.write_text(head + "\n".join([*lines, "}"]).replace("'", '"') + "\n", encoding="utf-8")
+    devices = [f'"{sms}": [\n' + ",\n".join(written(table)) + "\n]" for sms, table in winners(rows).items()]
+    to.write_text("{\n" + ",\n".join(devices) + "\n}\n", encoding="utf-8")
 
 
 def written(table: Mapping[SizeClass, Winner]) -> Iterator[str]:
-    """Yield the lines of a device's winners: each with the kinds of products and the sizes that it suits.
+    """Yield the rows of a device's winners: each with the kinds of products and the sizes that it suits.
 
     >>> list(written({(2, 2, "TN", 1, 2, 40, False): (64, 32, 8, 1, 1, 1)}))
-    ["        ((64, 32, 8, 1, 1, 1), {(2, 2, False): 'TN'}, [(1, 2, 40)]),"]
+    ['[[64, 32, 8, 1, 1, 1], [[2, 2, "TN", false]], [[1, 2, 40]]]']
     """
     kinds: dict[tuple[Winner, tuple[int, int, int]], dict[tuple[int, int, bool], str]] = {}
     for (size, out, layouts, rows, columns, depth, straddles), winner in table.items():
         found = kinds.setdefault((winner, (rows, columns, depth)), {})
         found[size, out, straddles] = f"{found.get((size, out, straddles), '')} {layouts}".strip()
-    alike: dict[tuple[Winner, str], list[tuple[int, int, int]]] = {}
+    alike: dict[tuple[Winner, tuple[tuple[int, int, str, bool], ...]], list[tuple[int, int, int]]] = {}
     for (winner, sides), found in kinds.items():
-        alike.setdefault((winner, str(found)), []).append(sides)
-    for (winner, what), sizes in alike.items():
-        text = f"({winner}, {what}, {sorted(sizes)}),".replace(", ", ",_").replace("),_(", "), (").replace("],_", "], ")
-        for line in textwrap.wrap(text, 120, initial_indent=" " * 8, subsequent_indent=" " * 12):
-            yield line.replace("_", " ")
+        what = tuple((size, out, layouts, straddles) for (size, out, straddles), layouts in found.items())
+        alike.setdefault((winner, what), []).append(sides)
+    return (json.dumps((*row, sorted(sizes))) for row, sizes in alike.items())
 
 
 def shape(text: str) -> tuple[int, int, int]:

@@ -13,6 +13,7 @@ import argparse
 import copy
 import dataclasses
 import functools
+import itertools
 from pathlib import Path
 
 try:
@@ -105,7 +106,7 @@ def parse():
     parser.add_argument("--bits", nargs="+", choices=("none", "8", "4"), default=("none", "8", "4"))
     parser.add_argument("--phases", nargs="+", choices=("prefill", "decode"), default=("prefill", "decode"))
     parser.add_argument("--modes", nargs="+", choices=MODES, help="default: eager, and on a GPU the others too")
-    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--batch", nargs="+", type=int, default=[1], help="texts at a time, each number in turn")
     parser.add_argument("--prompt", type=int, default=128, help="tokens that prefill reads")
     parser.add_argument("--tokens", type=int, default=16, help="tokens that decode makes")
     parser.add_argument("--group", type=int, default=128, help="columns of a quantized weight with one factor")
@@ -156,12 +157,14 @@ def linear_cost(model, rows, batch):
 def main():
     options = parse()
     torch._dynamo.config.recompile_limit = 64  # all models and phases share the code of one class
-    runners = {name: Runner(model, options) for name, model in build(options).items()}
+    models = build(options)
     machine = record.gpu_machine() if options.device == "cuda" else record.cpu_machine()
     run = record.Run(machine, record.now(), ())
-    for mode in options.modes:
-        for phase in options.phases:
-            print(f"timing {phase}, {mode} ...", flush=True)
+    for batch in options.batch:
+        options = argparse.Namespace(**{**vars(options), "batch": batch})
+        runners = {name: Runner(model, options) for name, model in models.items()}
+        for mode, phase in itertools.product(options.modes, options.phases):
+            print(f"timing {phase}, {mode}, batch {batch} ...", flush=True)
             rows = tuple(measured(runners, phase, mode, options))
             run = dataclasses.replace(run, measurements=run.measurements + rows)
             if options.store:
@@ -196,7 +199,7 @@ def measured(runners, phase, mode, options):
             f"llama_{options.size}", name, tokens, config.hidden_size, config.hidden_size, dtype, dtype, 1,
             0 if options.device == "cuda" else torch.get_num_threads(),
             each.seconds / steps, each.best / steps, each.p95 / steps, each.samples, operations, size,
-            case=f"{phase}, {mode}",
+            case=f"{phase}, {mode}, batch {options.batch}",
             config={"layers": config.num_hidden_layers, "intermediate": config.intermediate_size,
                     "vocabulary": config.vocab_size, "batch": options.batch, "prompt": options.prompt,
                     "tokens": options.tokens},

@@ -32,8 +32,10 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 from gemmery import dtypes
+from gemmery.cpu import target
 from gemmery.errors import ArgumentError
 from gemmery.ladder.diff import pseudocode
 from gemmery.ladder.rung import Rung
@@ -339,7 +341,11 @@ def refusals(rung: Rung) -> tuple[str, ...]:
         plain._replace(scales="outer"),
         *(plain._replace(dtype=other, out=other, epilogue="gelu") for other in whole[:1]),
     ]
-    reasons = (rung.refuses(problem) for problem in problems)
+    lacks = "this CPU has no tile unit (Intel AMX): use packed, which runs on vectors"
+    with mock.patch.object(target, "without_tiles", return_value=lacks):
+        reasons = [rung.refuses(plain)]
+    with mock.patch.object(target, "without_tiles", return_value=""):
+        reasons += [rung.refuses(problem) for problem in problems]
     return tuple(dict.fromkeys(re.sub(r", here \d+", "", reason) for reason in reasons if reason))
 
 

@@ -368,6 +368,21 @@ def test_a_program_is_compiled_once(tmp_path, monkeypatch):
     assert len(compilations) == before
 
 
+def test_a_compiler_whose_parts_are_missing_is_asked_again(monkeypatch):
+    compiled, missing = nvrtc.compiled, "nvrtc: error: failed to open libnvrtc-builtins.so.13.0."
+
+    def fails(*args, **more):
+        raise gm.CompileError(missing)
+
+    code, x = "__global__ void part(float* x) { *x = 7; }", np.zeros(1, np.float32)
+    monkeypatch.setattr(nvrtc, "compiled", fails)
+    with pytest.raises(gm.CompileError, match="builtins"):
+        gm.emulate(code, "part", 1, 1, [x])
+    monkeypatch.setattr(nvrtc, "compiled", compiled)
+    gm.emulate(code, "part", 1, 1, [x])
+    assert x[0] == 7
+
+
 def test_a_header_of_its_own_that_changes_is_read_again(tmp_path):
     (tmp_path / "value.h").write_text("#define VALUE 1\n")
     (tmp_path / "k.cu").write_text('#include "value.h"\n__global__ void f(float* x) { *x = VALUE; }\n')

@@ -313,7 +313,7 @@ def _remembered(name: str, work: Work, card: str, options: tuple[tuple[str, int]
 def sources() -> str:
     """Return a digest of all files of the packages, on which predictions depend: hashing them takes 20 ms."""
     folders = [Path(package.__path__[0]) for package in (gemmery, gemmery_emulator)] + [Path(__file__).parent]
-    suffixes = {".py", ".pyc", ".cu", ".cuh", ".h", ".toml"}
+    suffixes = {".py", ".pyc", ".cu", ".cuh", ".h", ".json", ".toml"}
     files = sorted(file for folder in folders for file in folder.rglob("*") if file.suffix in suffixes)
     files = [file for file in files if file.parent.name != "__pycache__"]
     return cache.digest(*(part for file in files for part in (os.fsencode(file.name), file.read_bytes()))).hex()

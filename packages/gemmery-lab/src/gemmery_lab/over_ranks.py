@@ -11,6 +11,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -80,12 +81,12 @@ class RankClock:
                     times[name].append(slowest)
             if turn >= LEAST_ROUNDS and spent > seconds:
                 break
-        return {name: _timing(values) for name, values in times.items()}
-
-
-def _timing(values: Sequence[float]) -> Timing:
-    ordered = sorted(values)
-    return Timing(statistics.median(ordered), ordered[0], ordered[int(0.95 * (len(ordered) - 1))], len(ordered))
+        timings = {}
+        for name, values in times.items():
+            values.sort()
+            p95 = values[int(0.95 * (len(values) - 1))]
+            timings[name] = Timing(statistics.median(values), values[0], p95, len(values))
+        return timings
 
 
 class TorchClock(RankClock):
@@ -144,34 +145,22 @@ class TorchClock(RankClock):
     def products(self, n: int, dtype: str) -> dict[str, Callable[[], Any]]:
         """Return the products of squares of side n, and the transfers and the product of one rank alone."""
         ranks, part = self.ranks, n // self.ranks
-        make = partial(self._random, getattr(self.torch, np.dtype(numpy_dtype(dtype)).name))
+        kind = getattr(self.torch, np.dtype(numpy_dtype(dtype)).name)
+
+        def make(*shape: int) -> Any:
+            return self.torch.randn(*shape, device=self.device).to(kind)
+
         x, w, tall, wide = make(part, n), make(n, part), make(n, part), make(part, n)
         full, rows, gathered = make(n, n), [part] * ranks, make(n, n)
         product: Any = gm.matmul
         gather = partial(self.dist.all_gather_into_tensor, gathered, x)
-        mine = partial(gd.all_gather_matmul, x, w, rows=rows)
         return {
             ALONE: partial(product, full, w),
             "gather alone": gather,
             "gather, then gm.matmul": lambda: (gather(), product(gathered, w)),
-            "gd.all_gather_matmul": mine,
-            **({"gd.all_gather_matmul, one launch": partial(_inside, mine)} if self.kind == "nccl" else {}),
+            "gd.all_gather_matmul": partial(gd.all_gather_matmul, x, w, rows=rows),
             "gd.matmul_reduce_scatter": partial(gd.matmul_reduce_scatter, tall, wide, rows=rows),
         }
-
-    def _random(self, dtype: Any, *shape: int) -> Any:
-        return self.torch.randn(*shape, device=self.device).to(dtype)
-
-
-def _inside(call: Callable[[], Any]) -> Any:
-    """Gather by one launch that waits for rows, where there is one for the product."""
-    from gemmery.distributed import arriving
-
-    arriving.INSIDE = True
-    try:
-        return call()
-    finally:
-        arriving.INSIDE = False
 
 
 class MpiClock(RankClock):
@@ -208,17 +197,12 @@ class MpiClock(RankClock):
 def launched(device: str) -> TorchClock | MpiClock:
     """Return the ranks of this launch. Raises ArgumentError if there is one alone."""
     ranks: TorchClock | MpiClock | None = None
-    try:
+    with suppress(ModuleNotFoundError):
         import torch.distributed as dist
 
         ranks = TorchClock(device) if dist.is_torchelastic_launched() else None
-    except ModuleNotFoundError:
-        pass
-    if ranks is None:
-        try:
-            ranks = MpiClock()
-        except ModuleNotFoundError:
-            ranks = None
+    with suppress(ModuleNotFoundError):
+        ranks = ranks or MpiClock()
     if ranks is None or ranks.ranks < 2:
         raise ArgumentError(
             "the workload distributed needs two ranks or more: start the command by torchrun or mpiexec, as "

@@ -164,6 +164,9 @@ def test_what_the_kernel_does_not_multiply_is_refused():
     problem = Problem(512, 256, 64, "bf16", "bf16", 1, "row", "col", device="h200", alignments=(16, 16, 16))
     config = {**arriving.RUNG.resolve(problem, arriving.RUNG.default)}
     assert arriving.gathering(problem, config, 256).kernel.startswith("wgmma_gathered<bf16")
+    wide = {**config, "bm": 128, "bn": 256, "stages": 4, "band": 16, "blocks": 128}
+    bands = [arriving.gathering(problem._replace(m=2 * rows), wide, rows).band for rows in (1024, 384, 2048, 2560)]
+    assert bands == [8, 3, 16, 10]  # no band has rows of two pieces
     with pytest.raises(RefusedError, match="whole tiles"):
         arriving.gathering(problem, config, 100)
     with pytest.raises(RefusedError, match="in place"):

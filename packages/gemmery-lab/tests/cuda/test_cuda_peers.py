@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("cuda.bindings")
 pytest.importorskip("torch.distributed", reason="PyTorch is not installed")
 
-from gemmery.distributed import arriving, peers
+from gemmery.distributed import peers
 from streams_of_devices import Host
 
 K, N, CALLS = 3, 4, 3
@@ -30,9 +30,9 @@ def product(x, w):
     return sums
 
 
-def gathered(monkeypatch, rows, keep=False, **options):
+def gathered(monkeypatch, rows, keep=False, inside=False, **options):
     """Calls of the gather on all devices, each with new rows of x: results, what they must be, and findings."""
-    return _calls(monkeypatch, rows, "gather", keep, **options)
+    return _calls(monkeypatch, rows, "gather", keep, inside=inside, **options)
 
 
 def scattered(monkeypatch, rows, keep=False, **options):
@@ -40,10 +40,10 @@ def scattered(monkeypatch, rows, keep=False, **options):
     return _calls(monkeypatch, rows, "scatter", keep, **options)
 
 
-def _calls(patch, rows, what, keep, left_out=(), least=0.0, seed=None, turned=False, **signals):
+def _calls(patch, rows, what, keep, left_out=(), least=0.0, seed=None, turned=False, inside=False, **signals):
     ranks, m = len(rows), sum(rows)
     host = Host(ranks, left_out, turned)
-    host.install(patch, peers)
+    host.install(patch, peers, inside)
     patch.setattr(peers, "LEAST_WORK", least)
     checks = []
     for rank, device in enumerate(host.devices):
@@ -84,8 +84,7 @@ CASES = [(rows, least) for ranks in ROWS for rows in ROWS[ranks] for least in (0
 
 def inside(monkeypatch, rows, **options):
     """Calls of the gather with one launch that waits for flags."""
-    monkeypatch.setattr(arriving, "INSIDE", True)
-    return gathered(monkeypatch, rows, **options)
+    return gathered(monkeypatch, rows, inside=True, **options)
 
 
 @pytest.mark.many(4)

@@ -182,8 +182,8 @@ class Host:
         yield
         self.current = before
 
-    def install(self, patch, peers):
-        """Take PyTorch's place in gemmery.distributed.peers."""
+    def install(self, patch, peers, inside):
+        """Take PyTorch's place in gemmery.distributed.peers; `inside`: the gather is one launch."""
         from torch.distributed import _symmetric_memory
 
         from gemmery.distributed import arriving
@@ -203,11 +203,14 @@ class Host:
         def add(x, y):
             return sum_of(Placed(x.device, np.stack([x.places, y.places])), 0, None)
 
-        cuda = SimpleNamespace(current_stream=lambda: self.current, stream=self.stream, Stream=side)
+        cuda = SimpleNamespace(
+            current_stream=lambda: self.current, stream=self.stream, Stream=side, synchronize=lambda device: None
+        )
         fake = SimpleNamespace(cuda=cuda, add=add, sum=sum_of)
         for name, value in {"torch": fake, "_torch": fake, "multiply": self.multiply}.items():
             patch.setattr(peers, name, value)
-        patch.setattr(arriving, "prepared", self.launch_inside)
+        patch.setattr(arriving, "prepared", self.launch_inside if inside else lambda *operands: None)
+        patch.setattr(peers, "exchange", lambda group: lambda value: [value] * self.ranks)
         patch.setattr(peers, "timeout", lambda group: SimpleNamespace(total_seconds=lambda: 60))
         patch.setattr(_symmetric_memory, "empty", self._symmetric_memory)
         patch.setattr(_symmetric_memory, "rendezvous", self._rendezvous)

@@ -468,13 +468,13 @@ def test_memory_for_a_call_is_of_the_library_of_its_first_operand():
     torch = pytest.importorskip("torch")
     a, out = torch.arange(6.0).reshape(2, 3), torch.empty(3, 2).t()
     x = view(a)
-    target, memory, wide = on_device.new(x, (2, 4), "f16"), on_device.scratch(x, 24), on_device._converted(x, "f64")
+    target, memory, wide = on_device.new(x, (2, 4), "f16"), on_device.scratch(x, 24), on_device.converted(x, "f64")
     assert (target.shape, target.strides, target.dtype) == ((2, 4), (8, 2), "f16")
     assert (target.array.dtype, target.array.data_ptr()) == (torch.float16, target.pointer)
     assert on_device.finished(x, target) is target.array
     assert (memory.array.dtype, memory.shape, memory.array.data_ptr()) == (torch.uint8, (24,), memory.pointer)
     assert wide.array.equal(a.double())
-    assert on_device._converted(x, "f32") is x
+    assert on_device.converted(x, "f32") is x
     on_device.copy(x, view(out))
     assert out.equal(a)
 

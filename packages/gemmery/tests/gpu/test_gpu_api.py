@@ -377,7 +377,7 @@ def test_mixed_devices_and_options_are_refused():
             wrong()
     with pytest.raises(gm.ArgumentError, match="threads=2"):
         gm.matmul(a, b, threads=2)
-    with pytest.raises(gm.DTypeError, match=r"'min_plus' is of float64.*not int32"):
+    with pytest.raises(gm.DTypeError, match=r"'min_plus' takes float64.*not int32"):
         gm.matmul(a.int(), b.int(), semiring="min_plus")
     with pytest.raises(gm.DTypeError, match="cannot represent"):
         gm.matmul(a, b, dtype="float16")

@@ -233,15 +233,6 @@ def notes(inspection: Inspection, counts: EmulatorCounts) -> tuple[str, ...]:
     return counters.NOTE, counters.by_kind(counts), *roof
 
 
-AT_BARRIERS = {
-    "copies": "tensor copies",
-    "bytes": "bytes of these",
-    "waits": "waits of warpgroups",
-    "slept": "of these while a phase is under way",
-    "arrivals": "arrivals of threads",
-    "phases": "phases",
-    "products": "products of warpgroups",
-}
 ROOFS = ("compute", "memory", "shared", "issue", "roof")  # costs, too
 
 
@@ -356,7 +347,11 @@ def _machine(pair: SideBySide) -> Section | None:
 def _both_barriers(pair: SideBySide) -> Section | None:
     """What the first blocks do at their mbarriers, where both kernels have some."""
     timelines = [run.emulated.chosen.timeline if run.emulated else None for run in (pair.old, pair.new)]
-    counts = [{text: timeline.counts[name] for name, text in AT_BARRIERS.items()} for timeline in timelines if timeline]
+    counts = [
+        {text: timeline.counts[name] for name, text in words.WORDS["at_barriers"].items()}
+        for timeline in timelines
+        if timeline
+    ]
     if len(counts) < 2:
         return None
     old, new = counts

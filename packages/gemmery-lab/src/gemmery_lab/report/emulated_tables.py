@@ -32,26 +32,6 @@ CHOOSING = {rung.name for rung in CUDA if rung.default.get("bm") == 0}
 BAR = 15  # characters that the longest bar has more than the shortest
 COUNTED, ROOF, MEANING = (words.NOTES[name] for name in ("counted", "emulated_roof", "predicted"))
 
-
-MEMORY = {
-    "accesses of warps": "requests",
-    "sectors": "sectors",
-    "sectors per load": "load_sectors_a_request",
-    "sectors per store": "store_sectors_a_request",
-    "bytes used per loaded sector": "load_bytes_a_sector",
-    "bytes used per stored sector": "store_bytes_a_sector",
-}  # headings -> counters
-SHARED = {
-    "wavefronts": "wavefronts",
-    "by loads": "shared_load_wavefronts",
-    "by stores": "shared_store_wavefronts",
-    "bank conflicts": "bank_conflicts",
-    "wavefronts for the bytes alone": "wavefronts_ideal",
-    "branches of warps": "branches",
-    "divergent branches": "divergent_branches",
-}
-
-
 Runs = Sequence[EmulatedRung]
 
 
@@ -64,7 +44,7 @@ def emulated_sheets(ladder: EmulatedLadder) -> tuple[Sheet, ...]:
     """For each size: global memory; shared memory and branches; the roofs; instructions by kind; the checks."""
     sheets = []
     for runs in by_size(ladder):
-        shared = _sheet("Shared memory and branches", runs, _counters(SHARED), _wavefronts(runs))
+        shared = _sheet("Shared memory and branches", runs, _counters(words.WORDS["shared"]), _wavefronts(runs))
         sheets += [_memory(runs), shared, _roofs(runs), _kinds(runs), _checks(runs)]
     return tuple(sheets)
 
@@ -134,7 +114,7 @@ def _counters(names: dict[str, str]) -> Columns[EmulatedRung]:
     def cell(run: EmulatedRung, name: str) -> Cell:
         return _number(getattr(run.counts, name))
 
-    return [(head, partial(cell, name=name)) for head, name in names.items()]
+    return [(head, partial(cell, name=name)) for name, head in names.items()]
 
 
 def over_parent(ladder: EmulatedLadder, run: EmulatedRung) -> str:
@@ -145,9 +125,9 @@ def over_parent(ladder: EmulatedLadder, run: EmulatedRung) -> str:
 
 
 def _overview(ladder: EmulatedLadder, runs: Runs) -> Sheet:
-    names = {name.replace("_", " "): name for name in ("sectors", "wavefronts", "bank_conflicts")}
+    names = {name: name.replace("_", " ") for name in ("sectors", "wavefronts", "bank_conflicts")}
     columns: Columns[EmulatedRung] = [
-        *_counters({**names, "instructions": "warp_instructions"}),
+        *_counters({**names, "warp_instructions": "instructions"}),
         ("roof, µs", lambda run: _number(run.roof_seconds * 1e6)),
         *([] if ladder.predicted else [("limit", lambda run: run.limit)]),  # a prediction knows better
         ("× parent", partial(over_parent, ladder)),
@@ -187,7 +167,7 @@ def _tiles(ran: Runs, device: Device) -> list[str]:
 
 def _memory(runs: Runs) -> Sheet:
     note = "Bytes used are those of a 32-byte sector that a lane requests."
-    return _sheet("Global memory", runs, _counters(MEMORY), [note, *_products(runs)])
+    return _sheet("Global memory", runs, _counters(words.WORDS["memory"]), [note, *_products(runs)])
 
 
 def _wavefronts(runs: Runs) -> list[str]:

@@ -80,12 +80,10 @@ def summary(step: LadderStep) -> str:
     """The step in a sentence: its gain, what bounded the one and bounds the other, and the counter that moved most."""
     parts = []
     if times := step.times:
-        before, after = (row.prediction for row in times)
-        assert before is not None
-        assert after is not None
+        before, after = (row.prediction.bound for row in times if row.prediction)
         rates = numerals.digits(times[1].rate() / times[0].rate() if times[0].rate() else 0.0)
-        parts.append(f"Predicted {rates} times as fast; {before.bound} bounded {step.old.rung}, {after.bound} bounds "
-                     f"{step.new.rung}")  # fmt: skip
+        bounds = f"{before} bounded {step.old.rung}, {after} bounds {step.new.rung}"
+        parts.append(f"Predicted {rates} times as fast; {bounds}")
     if moved := _moved(step):
         name, old, new = moved[0]
         parts.append(f"{name} go from {numerals.digits(old)} to {numerals.digits(new)}")
@@ -123,7 +121,7 @@ def sheets(step: LadderStep) -> tuple[Sheet, ...]:
         _moved(step),
         products,
     )
-    return (counted, _terms(step)) if step.times else (counted,)
+    return (counted, _times(step)) if step.times else (counted,)
 
 
 def _number(value: float) -> str:
@@ -131,44 +129,43 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) else numerals.digits(value)
 
 
-def _terms(step: LadderStep) -> Sheet:
-    """Microseconds of each term of both predictions, the longest of the old first."""
-    before, after = step.times or (None, None)
-    assert before is not None
-    assert after is not None
-    whole = [row.prediction.seconds if row.prediction else 0.0 for row in (before, after)]
-    rows: list[tuple[str, float, float]] = [("all", whole[0], whole[1]), *_longest(step)]
-    products = [f"{row.rung}: {row.m} × {row.n} × {row.k}, {row.dtype}." for row in (before, after)]
-    card = before.prediction.card if before.prediction else ""
+def _times(step: LadderStep) -> Sheet:
+    """Microseconds of each term of both predictions."""
+    both = step.times or ()
+    card = "".join(row.prediction.card for row in both[:1] if row.prediction)
     return tabulate(
         f"Predicted on {card}, µs",
         [
             ("takes", lambda row: Cell(row[0], tone="best" if row[0] == "all" else "")),
-            (before.rung, lambda row: numerals.digits(row[1] * 1e6)),
-            (after.rung, lambda row: numerals.digits(row[2] * 1e6)),
+            (step.old.rung, lambda row: numerals.digits(row[1] * 1e6)),
+            (step.new.rung, lambda row: numerals.digits(row[2] * 1e6)),
         ],
-        rows,
-        [*products, "Each unit's time is that which it would take if nothing else took time: they overlap."],
+        _terms(step),
+        [
+            *(f"{row.rung}: {row.m} × {row.n} × {row.k}, {row.dtype}." for row in both),
+            "Each unit's time is that which it would take if nothing else took time: they overlap.",
+        ],
     )
 
 
-def _longest(step: LadderStep) -> list[tuple[str, float, float]]:
-    before, after = (row.prediction for row in step.times or (PredictedRung("", 0, 0, 0, ""),) * 2)
+def _terms(step: LadderStep) -> list[tuple[str, float, float]]:
+    """Seconds of both predictions, of all and of each term, the longest of the old first; [] without predictions."""
+    before, after = (row.prediction if row else None for row in (step.before, step.after))
     if before is None or after is None:
         return []
     names = dict.fromkeys([*before.terms, *after.terms])
     rows = [(name, before.terms.get(name, 0.0), after.terms.get(name, 0.0)) for name in names]
     least = SMALLEST * max(before.seconds, after.seconds)
-    return sorted((row for row in rows if max(row[1:]) > least), key=lambda row: -row[1])
+    longest = sorted((row for row in rows if max(row[1:]) > least), key=lambda row: -row[1])
+    return [("all", before.seconds, after.seconds), *longest]
 
 
 def picture(step: LadderStep) -> svg.Plot | None:
     """Two bars for each term of the predicted times, and two for the whole; None without predictions."""
-    if not step.times:
+    rows = _terms(step)
+    if not rows:
         return None
-    whole = [row.prediction.seconds for row in step.times if row.prediction]
-    rows = [("all", whole[0], whole[1]), *_longest(step)]
-    name, wide = f"{step.old.rung}-{step.new.rung}", (svg.WIDTH - LEFT - RIGHT) / max(whole)
+    name, wide = f"{step.old.rung}-{step.new.rung}", (svg.WIDTH - LEFT - RIGHT) / max(rows[0][1:])
     parts = []
     for place, (term, *pair) in enumerate(rows):
         parts.append(svg.label(LEFT - 10, place * ROW + ROW / 2, term, "muted", 12, "end"))

@@ -39,13 +39,9 @@ def figures(run: Run, rungs: Sequence[Rung] = ()) -> tuple[svg.Plot, ...]:
 
 def drawn(run: Results) -> tuple[svg.Plot, ...]:
     """Return the figures of a run that has been grouped."""
-    plots = (plot for of in run.parts for kind in of.experiment.figures for plot in DRAWINGS[kind](_tried(of)))
+    tried = (replace(of, measurements=tuple(m for m in of.measurements if m.seconds or m.refused)) for of in run.parts)
+    plots = (plot for of in tried for kind in of.experiment.figures for plot in DRAWINGS[kind](of))
     return tuple(plot for plot in plots if plot is not None)
-
-
-def _tried(records: Records) -> Records:
-    """Only the records that ran or were refused."""
-    return replace(records, measurements=tuple(m for m in records.measurements if m.seconds or m.refused))
 
 
 def _of_products(records: Records) -> tuple[Measurement, ...]:
@@ -112,9 +108,9 @@ COLUMNS = (1.1, 1.2, 1.32)  # right edges of the columns of figures, in widths o
 HEADROOM = -1.25
 
 
-def _in_columns(on: Axes, y: float, texts: Sequence[str], **style: Any) -> None:
+def _in_columns(on: Axes, y: float, texts: Sequence[str], columns: Sequence[float] = COLUMNS, **style: Any) -> None:
     """The figures of a rung right of its bar, or their headings."""
-    for column, text in zip(COLUMNS, texts, strict=True):
+    for column, text in zip(columns, texts, strict=True):
         on.text(column, y, text, transform=on.get_yaxis_transform(), ha="right", **style)
 
 
@@ -287,12 +283,9 @@ def predicted_bars(ladder: EmulatedLadder) -> svg.Plot | None:
             on.barh(place, rate - low, left=low, height=0.6, color=shade, linewidth=0)
             if row.measured:
                 on.plot(row.rate(row.measured) / 1e12, place, "o", color=svg.RIVAL, zorder=5)
-            bound = row.prediction.bound if row.prediction else ""
-            texts = numerals.digits(rate), bound
-            for column, text in zip((1.1, 1.32), texts, strict=True):
-                on.text(column, place, text, transform=on.get_yaxis_transform(), ha="right", va="center_baseline")
-        for column, text in ((1.1, "TFLOP/s"), (1.32, "bound by")):
-            on.text(column, -1, text, transform=on.get_yaxis_transform(), ha="right", size=11, color=svg.MUTED)
+            texts = numerals.digits(rate), row.prediction.bound if row.prediction else ""
+            _in_columns(on, place, texts, COLUMNS[::2], va="center_baseline")
+        _in_columns(on, -1, ("TFLOP/s", "bound by"), COLUMNS[::2], size=11, color=svg.MUTED)
         on.set(xlim=(low, high), ylim=(len(rows) - 0.4, -1.4))
         on.xaxis.set_major_formatter(svg.NUMBER)
         on.grid(False, axis="y")

@@ -14,30 +14,10 @@ from gemmery_emulator.pages import numerals
 from gemmery_lab import experiments
 from gemmery_lab.measure.record import MachineRecord, Measurement, Run
 
-RIVALS = {
-    "numpy": "NumPy",
-    "numpy_avx512": "NumPy AVX-512",
-    "numpy_installed": "NumPy with gemmery.numpy",
-    "torch": "PyTorch",
-    "mkl": "MKL",
-    "blis": "BLIS",
-    "gm.matmul on one thread": "one thread",
-    "cublas": "cuBLAS",
-    "cublas_full": "cuBLAS, float32 sums",
-    "cublas_cupy": "cuBLAS through CuPy",
-}
-
-
-UNITS = {
-    "f32": "CUDA cores, f32",
-    "f64": "CUDA cores, f64",
-    "tensor": "tensor cores, half precision",
-    "tensor_tf32": "tensor cores, tf32",
-    "tensor_f64": "tensor cores, f64",
-    "tensor_8": "tensor cores, 8 bits",
-}  # the units of a GPU that multiply: fields of device.Rates
-
-NOTES = tomllib.loads(Path(__file__).with_name("notes.toml").read_text(encoding="utf-8"))  # below tables and figures
+WORDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+RIVALS: dict[str, str] = WORDS["rivals"]
+UNITS: dict[str, str] = WORDS["units"]
+NOTES: dict[str, str] = WORDS["notes"]
 IN_PARTS = ("split_", "ozaki_")  # rungs that multiply parts of elements: the peak in a record is of another unit
 
 

@@ -99,6 +99,11 @@ def tell_once(kernel: str, error: str) -> None:
     warnings.warn(words, RuntimeWarning, stacklevel=3)
 
 
+def still(z: View) -> View:
+    """Return a view without its memory, as a DeviceCall has it: its pointer is the lowest four bits."""
+    return View(z.pointer & 15, z.shape, z.strides, z.dtype, z.device)
+
+
 def low_bits(p: int, q: int, r: int) -> int:
     """Return three addresses modulo 16, packed in one number."""
     return (p & 15) << 8 | (q & 15) << 4 | r & 15 if (p | q | r) & 15 else 0
@@ -112,14 +117,10 @@ def described(call: DeviceCall) -> tuple[Arrangement, Problem]:
     x, y, c = call.x, call.y, call.c
     size, b_size, out_size = (dtypes.get(z.dtype).size for z in (x, y, c))
     deep = call.grouped and len(y.shape) == 2
-    if deep:  # a batch of matrices of C, for parts of the k of A and B
-        (m, k), (groups, _, n) = x.shape, c.shape
-        (a_row, a_column), (b_row, b_column), (each, c_row, c_column) = x.strides, y.strides, c.strides
-        form = Arrangement(m, n, k, groups, (0, a_row, a_column), (0, b_row, b_column), (each, c_row, c_column))
-    elif call.grouped:  # a batch of matrices of B, which shares A and C; an offset says where each group has its rows
-        (m, k), (groups, _, n) = x.shape, y.shape
-        (a_row, a_column), (each, b_row, b_column), (c_row, c_column) = x.strides, y.strides, c.strides
-        form = Arrangement(m, n, k, groups, (0, a_row, a_column), (each, b_row, b_column), (0, c_row, c_column))
+    if call.grouped:  # a batch of matrices of C, for parts of the k of A and B, or one of B, which shares A and C
+        (m, k), groups, n = x.shape, (c if deep else y).shape[0], c.shape[-1]
+        a, b, result = ((0, *z.strides) if len(z.strides) == 2 else z.strides for z in (x, y, c))
+        form = Arrangement(m, n, k, groups, a, b, result)  # type: ignore[arg-type] # three each
     else:
         more_columns = call.bias is None
         form = arrange(x.shape, x.strides, y.shape, y.strides, c.shape, c.strides, out_size, more_columns=more_columns)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gemmery import arrays, config, dtypes
-from gemmery.api.device_call import DeviceCall, table
+from gemmery.api.device_call import DeviceCall, still, table
 from gemmery.api.options import dtype_name, scalar
 from gemmery.api.promote import can_cast, kernel_types, promoted, widened
 from gemmery.arrange import Ints
@@ -62,7 +62,7 @@ class Inputs(NamedTuple):
         """Return the product into `target` without its memory."""
         bias = None if self.bias is None else self.bias.strides
         split = "".join(letter for letter, address in zip("ab", self.parts, strict=True) if address)
-        x, y, c = [View(z.pointer & 15, z.shape, z.strides, z.dtype, z.device) for z in (self.x, self.y, target)]
+        x, y, c = map(still, (self.x, self.y, target))
         kernel, scaling, grouped = for_kernel(options), self.scales.scaling, self.offsets is not None
         return DeviceCall(x, y, c, bias, self.epilogue, scaled, kernel, scaling, split, grouped)
 

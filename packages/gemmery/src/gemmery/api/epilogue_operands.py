@@ -1,4 +1,7 @@
-"""How the kernels of an epilogue reach operands and results: checked against the product's shape, as slots."""
+"""How the kernels of an epilogue reach operands and results, checked against the product's shape.
+
+On the CPU they are slots, on a device views: of all matrices of a batch, then of one.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,11 @@ from typing import Any
 import numpy as np
 
 from gemmery import arrays, dtypes
-from gemmery.api.epilogue_terms import Shapes, number_of, operand_view, out_of, sides_of, stored_as
+from gemmery.api.epilogue_terms import Shapes, out_of, read_operand, sides_of, stored_as
 from gemmery.arrange import Ints
-from gemmery.arrays import View
+from gemmery.arrays import View, view
 from gemmery.cpu.slots import WORDS
 from gemmery.epilogues.graph import GraphOperand, GraphOutput
-from gemmery.errors import ArgumentError
 from gemmery.tuples import NamedTuple
 
 
@@ -41,39 +43,37 @@ class Writing(NamedTuple):
 
 def read(name: str, value: Any, shapes: Shapes, element: str) -> OperandReading:
     """Return how a kernel reads an operand. Raises ShapeError for a shape that does not fit, DTypeError for a type."""
-    if isinstance(value, (bool, int, float, np.generic)) and not isinstance(value, np.complexfloating):
-        return _number(name, number_of(name, value), element)._replace(value=value)
-    view = operand_view(name, value)
-    if view.device != "cpu":
-        raise ArgumentError(f"operand {name!r} is on {view.device}, and the product on the CPU: move one to the other")
-    if view.dtype == "bool":
-        view = view._replace(dtype="int8")
-    shape, (m, n) = view.shape, (shapes.m, shapes.n)
+    z = read_operand(name, value, on_device=False)
+    if not isinstance(z, View):
+        return _number(name, z, element)._replace(value=value)
+    if z.dtype == "bool":
+        z = z._replace(dtype="int8")
+    shape, (m, n) = z.shape, (shapes.m, shapes.n)
     batch, rows, columns = sides_of(name, shape, shapes.batch, m, n)
     if math.prod(shape) == 1:
-        single = arrays.converted(view, "f64")
+        single = arrays.converted(z, "f64")
         return _number(name, float(np.asarray(single.owner).reshape(-1)[0]), element)._replace(value=value)
-    if view.dtype == "f64" and element == "float":
-        view = arrays.converted(view, "f32")
+    if z.dtype == "f64" and element == "float":
+        z = arrays.converted(z, "f32")
     kind = "row" if rows == 1 and columns == n else "column" if columns == 1 and (n > 1 or rows > 1) else "matrix"
-    size = dtypes.get(view.dtype).size
-    if kind != "column" and columns > 1 and view.strides[-1] != size:
-        view = compact(view)
-    strides = (0,) * (2 - len(shape)) + view.strides
+    size = dtypes.get(z.dtype).size
+    if kind != "column" and columns > 1 and z.strides[-1] != size:
+        z = compact(z)
+    strides = (0,) * (2 - len(shape)) + z.strides
     step = _batch_step(batch, strides[:-2], shapes.batch)
     if step is None:
-        full = np.broadcast_to(arrays.memory(view), (*shapes.batch, rows, columns))
+        full = np.broadcast_to(arrays.memory(z), (*shapes.batch, rows, columns))
         values = np.ascontiguousarray(full)
-        view = View(values.ctypes.data, values.shape, values.strides, view.dtype, owner=values)
-        strides, step = view.strides, rows * columns * size
-    words = slot(view.pointer, step, 0 if rows == 1 else strides[-2])
-    return OperandReading(GraphOperand(name, kind, view.dtype), words, view, value)
+        z = View(values.ctypes.data, values.shape, values.strides, z.dtype, owner=values)
+        strides, step = z.strides, rows * columns * size
+    words = slot(z.pointer, step, 0 if rows == 1 else strides[-2])
+    return OperandReading(GraphOperand(name, kind, z.dtype), words, z, value)
 
 
-def compact(view: View) -> View:
+def compact(z: View) -> View:
     """Return a C-contiguous copy."""
-    values = np.ascontiguousarray(arrays.memory(view))
-    return View(values.ctypes.data, values.shape, values.strides, view.dtype, owner=values)
+    values = np.ascontiguousarray(arrays.memory(z))
+    return View(values.ctypes.data, values.shape, values.strides, z.dtype, owner=values)
 
 
 def _number(name: str, value: float, element: str) -> OperandReading:
@@ -98,9 +98,9 @@ def _batch_step(shape: Ints, strides: Ints, full: Ints) -> int | None:
     return pairs[-1][1]
 
 
-def steps(view: View, kind: str, shapes: Shapes) -> tuple[int, int] | None:
+def steps(z: View, kind: str, shapes: Shapes) -> tuple[int, int] | None:
     """Return the bytes from one matrix to the next and from row to row; None where columns are not adjacent."""
-    size, strides = dtypes.get(view.dtype).size, list(view.strides)
+    size, strides = dtypes.get(z.dtype).size, list(z.strides)
     columns = shapes.columns or kind == "column"
     column = strides.pop() if columns else size
     row = strides.pop() if shapes.rows else 0
@@ -115,7 +115,46 @@ def write(like: Any, output: GraphOutput, shapes: Shapes, out: Any, inputs: Sequ
     shape, stored = shapes.of(output.kind), stored_as(output.dtype)
     if out is None:
         return Writing(arrays.empty(like, shape, stored), output.dtype)
-    view = out_of(out, output, shape)
-    if view.dtype == stored and steps(view, output.kind, shapes) and not any(arrays.overlap(view, x) for x in inputs):
-        return Writing(view, output.dtype, out)
-    return Writing(arrays.scratch(shape, stored), output.dtype, out, view)
+    z = out_of(out, output, shape)
+    if z.dtype == stored and steps(z, output.kind, shapes) and not any(arrays.overlap(z, x) for x in inputs):
+        return Writing(z, output.dtype, out)
+    return Writing(arrays.scratch(shape, stored), output.dtype, out, z)
+
+
+READ = ("f64", "f32", "f16", "bf16")  # what kernels of a device read; other types are converted before
+
+
+def read_on_device(xp: Any, name: str, value: Any, shapes: Shapes, joined: bool, element: str) -> View | float:
+    """Return an operand as a number, as one matrix, row or column for the whole batch, or with all batch dimensions.
+
+    `joined` matrices are one below the other. `xp` is the library of the arrays. Raises as `read` does.
+    """
+    operand = read_operand(name, value, on_device=True)
+    if not isinstance(operand, View):
+        return operand
+    batch, m, n = shapes[:3]
+    outer, rows, columns = sides_of(name, operand.shape, batch, m, n)
+    z = operand if operand.dtype in READ else view(arrays.astype(value, element))
+    if joined and not (math.prod(outer) == 1 and (rows == 1 or math.prod(batch) == 1)):
+        whole = xp.broadcast_to(z.array.reshape((*outer, rows, columns)), (*batch, m, columns))
+        return view(whole.reshape((math.prod(batch) * m, columns)))
+    strides = (0,) * (2 - len(z.strides)) + z.strides
+    along = (step if own > 1 else 0 for step, own in zip(strides[:-2], outer, strict=True))
+    return z._replace(shape=(*outer, rows, columns), strides=(*along, *strides[-2:]))
+
+
+def kind_of(name: str, value: View | float, element: str) -> GraphOperand:
+    """Return what the graph of a device says of an operand."""
+    if not isinstance(value, View):
+        return GraphOperand(name, "number", element)
+    rows, columns = value.shape[-2:]
+    return GraphOperand(name, "row" if rows == 1 else "column" if columns == 1 else "matrix", value.dtype)
+
+
+def at_index(value: View | float, index: Ints) -> View | float:
+    """Return what an operand has for the matrix of the batch with this index."""
+    if not isinstance(value, View):
+        return value
+    own = index[len(index) - len(value.shape) + 2 :] if index else (0,) * (len(value.shape) - 2)
+    start = value.pointer + sum(i * step for i, step in zip(own, value.strides, strict=False))
+    return value._replace(pointer=start, shape=value.shape[-2:], strides=value.strides[-2:])

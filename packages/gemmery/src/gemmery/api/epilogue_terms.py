@@ -70,20 +70,23 @@ def check_values(function: Epilogue, operands: Mapping[str, Any], count: int) ->
             )
 
 
-def number_of(name: str, value: float | np.generic) -> float:
-    """Return an operand that is a number. Raises ArgumentError for a whole number beyond float64."""
-    try:
-        return float(value)
-    except OverflowError:
-        raise ArgumentError(f"operand {name!r} is {brief(value)}, beyond float64: pass a float") from None
+def read_operand(name: str, value: Any, on_device: bool) -> View | float:
+    """Return an operand as a number, or as the view of an array where the product is.
 
-
-def operand_view(name: str, value: Any) -> View:
-    """Return the view of an operand. Raises DTypeError for complex numbers."""
-    array_view = viewed(f"operand {name!r}", value)
-    if dtypes.get(array_view.dtype).kind == "c":
-        raise DTypeError(f"operand {name!r} is {array_view.dtype}: an epilogue computes real numbers")
-    return array_view
+    Raises ArgumentError for a whole number beyond float64 and for an array elsewhere, DTypeError for complex numbers.
+    """
+    if isinstance(value, (bool, int, float, np.generic)) and not isinstance(value, np.complexfloating):
+        try:
+            return float(value)
+        except OverflowError:
+            raise ArgumentError(f"operand {name!r} is {brief(value)}, beyond float64: pass a float") from None
+    operand = viewed(f"operand {name!r}", value)
+    if dtypes.get(operand.dtype).kind == "c":
+        raise DTypeError(f"operand {name!r} is {operand.dtype}: an epilogue computes real numbers")
+    if (operand.device != "cpu") != on_device:
+        have, where = ("the CPU", "a device") if on_device else (operand.device, "the CPU")
+        raise ArgumentError(f"operand {name!r} is on {have}, and the product on {where}: move one to the other")
+    return operand
 
 
 def sides_of(name: str, shape: Ints, batch: Ints, m: int, n: int) -> tuple[Ints, int, int]:

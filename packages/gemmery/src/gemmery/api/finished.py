@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 
 from gemmery import arrays, dtypes
-from gemmery.api import epilogue_recipes
 from gemmery.api.codes import bits_of
 from gemmery.api.epilogue_operands import OperandReading, Writing, compact, read, slot, steps, write
 from gemmery.api.epilogue_terms import Shapes, check_values, outs_of, shapes_of, types_of, weights_of, with_kinds
 from gemmery.api.options import only_on_devices, thread_count, viewed
 from gemmery.api.promote import promoted
 from gemmery.arrays import View
-from gemmery.cpu import row_pass
+from gemmery.cpu import entry, entry_layout, entry_table, objects, row_pass
 from gemmery.cpu import threads as cpu_threads
 from gemmery.cpu.row_pass import Pass
 from gemmery.epilogues.graph import EpilogueGraph
@@ -94,23 +93,63 @@ def _remember(
     function: Epilogue, generation: int, a: Any, weights: Sequence[Any], call: PreparedEpilogue, dtype: Any,
     totals: Sequence[View], writings: Sequence[Writing], job: bytes,
 ) -> None:  # fmt: skip
-    """Let compiled code run such products, if their operands were read as they are and their results are NumPy's."""
+    """Store the recipe of a product for compiled code, if its arrays were used as they are and are NumPy's.
+
+    An epilogue has its recipes, for arrays of the same shapes, strides and types (`cpu.entry_epilogue`). A recipe says
+    what to allocate and which products to run, and has the job of the pass with its table.
+    """
     numbers = all(type(x.value) in (int, float) for x in call.readings if x.memory is None)
     as_they_are = numbers and all(x.memory is None or x.memory.owner is x.value for x in call.readings)
     if not as_they_are or any(writing.memory.dtype != writing.dtype for writing in writings):
         return
-    table = [steps(total, "matrix", call.shapes) for total in totals]
-    table += [None if x.memory is None else struct.unpack("<3q", x.words)[1:] for x in call.readings]
-    table += [steps(x.memory, o.kind, call.shapes) for x, o in zip(writings, call.graph.outputs, strict=True)]
+    operands, most = (a, *weights), entry_layout.RECIPE_DIMENSIONS
     results: list[Any] = [writing.memory.owner for writing in writings]
-    sums = [total.owner for total in totals]
-    read = [(operand.name, x.value) for operand, x in zip(call.graph.operands, call.readings, strict=True)]
+    written = [*results, *(total.owner for total in totals)]
+    known = [*operands, *(x.value for x in call.readings if x.memory is not None)]
+    if (
+        type(function) is not Epilogue
+        or any(type(x) is not np.ndarray or x.ndim > most for x in (*known, *written))
+        or not all(x.ndim for x in written)
+        or len(call.readings) > entry_layout.RECIPE_OPERANDS
+        or len(results) > entry_layout.RECIPE_OUTPUTS
+    ):
+        return
+    fields = [entry.result_fields(x.dtype) for x in written]
+    if not all(fields):
+        return
     single, is_long = call.element == "float", math.prod(results[0].shape) >= _LONG
-    epilogue_recipes.remember(
-        function, (a, *weights), read, results, sums, table, (generation, single, is_long), dtype, job
-    )
+    words = [generation, len(totals), len(call.readings), len(results), single, is_long]
+    words.append(0 if dtype is None else id(dtype))
+    for x in operands:
+        words += _known(x)
+    names = {name: name for name in function.parameters}
+    for x in call.readings:
+        words += [id(names[x.operand.name]), *_known(x.value)]
+    slots = [steps(total, "matrix", call.shapes) for total in totals]
+    slots += [None if x.memory is None else struct.unpack("<3q", x.words)[1:] for x in call.readings]
+    slots += [steps(x.memory, o.kind, call.shapes) for x, o in zip(writings, call.graph.outputs, strict=True)]
+    words += [word for step in slots for word in (0, *(step or (0, 0)))]
+    for place, x in enumerate(written):
+        shared = place == len(results) and x is results[0]
+        record = [0 if shared else fields[place][0], x.ndim, *x.shape]
+        words += record + [0] * (entry_layout.MADE - len(record))
+    key = entry_table.packed(words)
+    stored = [recipe for recipe in function.recipes if not recipe.startswith(key)]
+    function.recipes = (key + job, *stored[: _MOST - 1])
+    entry.know_epilogues(function, BoundEpilogue, function.recipes)
 
 
+def _known(x: Any) -> list[int]:
+    """Return what a recipe knows of an array, or of a number."""
+    words = [-1, 0]
+    if type(x) is np.ndarray:
+        words = [x.ndim, objects.element(x.dtype)]
+        for both in zip(x.shape, x.strides, strict=True):
+            words += both
+    return words + [0] * (entry_layout.KNOWN - len(words))
+
+
+_MOST = 64  # recipes of an epilogue; then the oldest goes
 _LONG = 1 << 15  # elements: a pass of 20 us
 
 

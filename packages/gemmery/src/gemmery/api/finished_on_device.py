@@ -17,19 +17,20 @@ import numpy as np
 
 from gemmery import arrays, dtypes
 from gemmery.api.codes import bits_of, library_of
-from gemmery.api.device_call import DeviceCall, described, table, tell_once
+from gemmery.api.device_call import DeviceCall, described, still, table, tell_once
 from gemmery.api.device_operands import located, operand_type, resolved, types
-from gemmery.api.device_readings import READ, DeviceReading, operand_of, place_of, reading_of, vector_of
+from gemmery.api.epilogue_operands import READ, at_index, kind_of, read_on_device
 from gemmery.api.epilogue_terms import Shapes, out_of, stored_as, types_of, with_kinds
-from gemmery.api.on_device import copy, finished, new, scratch, write
+from gemmery.api.on_device import converted, copy, finished, new, scratch, write
 from gemmery.api.prepared import operand_views
 from gemmery.api.promote import promoted
+from gemmery.arrange import Ints
 from gemmery.arrays import View, view
 from gemmery.cuda import driver, ordered, tensormaps, traced_function
 from gemmery.cuda.launch import CudaLaunch, Ready, first_arguments, product_argument
-from gemmery.cuda.traced_function import TracedFunction
+from gemmery.cuda.traced_function import Strides, TracedFunction
 from gemmery.dispatch.cuda import with_function
-from gemmery.epilogues.graph import EpilogueGraph, GraphOutput
+from gemmery.epilogues.graph import EpilogueGraph
 from gemmery.errors import ArgumentError, CompileError, LayoutError, RefusedError, ShapeError
 from gemmery.keywords import Options, for_kernel
 from gemmery.problem import Problem
@@ -62,46 +63,32 @@ def product(
     """Return what the epilogue of a product of arrays on one device returns: an array, or a tuple of arrays."""
     if options.threads is not None:
         raise ArgumentError("threads= applies to products on the CPU only: leave it out")
-    (batch, m, n), xp = shapes[:3], library_of(x)
+    batch, m, n = shapes[:3]
     inputs = {"a": view(x), "b": view(weights[0]), "the second b": view(weights[-1])}
     arrays.together(**inputs, **{f"out {i}": view(out) for i, out in enumerate(outs) if out is not None})
     call = _described(x, weights, shapes, graph, operands, options)
-    x, weights, graph, bound = call.x, call.weights, call.graph, call.bound
-    terms = call.common, call.sums, options, multiply
-    for output, out in zip(graph.outputs, outs, strict=True):
+    for output, out in zip(call.graph.outputs, outs, strict=True):
         if out is not None:
             out_of(out, output, shapes.of(output.kind))
-    rows, first = call.rows, located(view(x))
-    results = [_result(first, output.kind, output.dtype, batch, m, n) for output in graph.outputs]
+    first = located(view(call.x))
+    results = _results(first, call.graph, shapes)
     if 0 not in (*batch, m, n):
-        if rows == m and not batch:
-            _matrix(x, weights, graph, bound, (), results, *terms)
-        elif rows:
-            whole = [view(each.array.reshape((rows, each.shape[-1]))) for each in results]
-            _matrix(
-                x.reshape((rows, x.shape[-1])),
-                weights,
-                graph,
-                bound,
-                (),
-                whole,
-                call.common,
-                call.sums,
-                options,
-                multiply,
-            )
+        if not batch:
+            _matrix(call, (), results, options, multiply)
+        elif call.rows:
+            whole = [view(each.array.reshape((call.rows, each.shape[-1]))) for each in results]
+            one = call._replace(x=call.x.reshape((call.rows, call.x.shape[-1])))
+            _matrix(one, (), whole, options, multiply)
         else:
-            full = [xp.broadcast_to(each, (*batch, *each.shape[-2:])) for each in (x, *weights)]
+            xp = library_of(x)
+            full = [xp.broadcast_to(each, (*batch, *each.shape[-2:])) for each in (call.x, *call.weights)]
             for index in np.ndindex(*batch):
                 a, *bs = (each[index] for each in full)
                 part = [view(each.array[index]) for each in results]
-                _matrix(a, bs, graph, bound, index, part, *terms)
-    elif graph.statistics and 0 not in (*batch, m):
+                _matrix(call._replace(x=a, weights=bs), index, part, options, multiply)
+    elif call.graph.statistics and 0 not in (*batch, m):
         raise ShapeError(f"C is {m} x {n}: statistics of rows without columns are for products on the CPU")
-    ended = [
-        _ended(first, each, output, shapes, out) for each, output, out in zip(results, graph.outputs, outs, strict=True)
-    ]
-    return ended[0] if len(ended) == 1 else tuple(ended)
+    return _ended(first, results, call.graph, shapes, outs)
 
 
 _with_kinds = lru_cache(maxsize=1024)(with_kinds)
@@ -113,7 +100,7 @@ class DescribedProduct(NamedTuple):
     x: Any
     weights: Sequence[Any]
     graph: EpilogueGraph
-    bound: Mapping[str, View | float]
+    values: Sequence[View | float]  # of the operands, for all matrices
     common: str  # the type to which operands are converted
     sums: str  # that of sums in memory
     rows: int
@@ -123,7 +110,7 @@ def _described(
     x: Any, weights: Sequence[Any], shapes: Shapes, graph: EpilogueGraph, operands: Mapping[str, Any], options: Options
 ) -> DescribedProduct:  # fmt: skip
     """Return a product with vectors as matrices, its operands, and its graph with kinds and types."""
-    (batch, m, n), count = shapes[:3], math.prod(shapes.batch)
+    batch, m, count = shapes.batch, shapes.m, math.prod(shapes.batch)
     plain = not batch and shapes.rows and shapes.columns
     if not plain and not arrays.allocates(x):
         raise LayoutError(f"a {type(x).__name__} on a device: with an epilogue pass matrices, or tensors of PyTorch")
@@ -133,14 +120,20 @@ def _described(
     alike = not (reads_rows and count > 1) and all(len(view(weight).shape) == 2 for weight in weights)
     joined = bool(batch) and alike
     common, sums, result = _types(view(x), [view(weight) for weight in weights], options)
-    element, xp = "f64" if result == "f64" else "f32", library_of(x)
-    bound = {
-        each.name: operand_of(xp, each.name, operands[each.name], batch, m, n, joined, element)
-        for each in graph.operands
-    }
-    known = [reading_of(each.name, bound[each.name], (), element).operand for each in graph.operands]
+    graph, values = _bound(library_of(x), graph, operands, shapes, joined, "f64" if result == "f64" else "f32", result)
     rows = count * m if joined else 0 if batch else m
-    return DescribedProduct(x, weights, _with_kinds(graph, tuple(known), result), bound, common, sums, rows)
+    return DescribedProduct(x, weights, graph, values, common, sums, rows)
+
+
+def _bound(
+    xp: Any, graph: EpilogueGraph, operands: Mapping[str, Any], shapes: Shapes, joined: bool, element: str, result: str
+) -> tuple[EpilogueGraph, list[View | float]]:  # fmt: skip
+    """Return the graph with kinds and types, and its operands for all matrices."""
+    names = [each.name for each in graph.operands]
+    values = [read_on_device(xp, name, operands[name], shapes, joined, element) for name in names]
+    values = [located(z) if isinstance(z, View) else z for z in values]
+    known = tuple(kind_of(name, z, element) for name, z in zip(names, values, strict=True))
+    return _with_kinds(graph, known, result), values
 
 
 def _types(x: View, ys: Sequence[View], options: Options) -> tuple[str, str, str]:
@@ -167,90 +160,87 @@ def fuses(
         return call.graph, 0
     k, n = bs[0].shape
     a = a if len(a.shape) == 2 else a._replace(shape=(call.rows, k), strides=arrays.contiguous((1, k), a.strides[-1]))
-    values = [reading_of(each.name, call.bound[each.name], (), "f32").value for each in call.graph.operands]
     outputs = [
         View(0, (call.rows, n), arrays.contiguous((1, n), dtypes.get(each.dtype).size), each.dtype, a.device)
         for each in call.graph.outputs
     ]
-    launch = _fused(a, bs, call.graph, values, outputs, options)
+    launch = _fused(a, bs, call.graph, [at_index(z, ()) for z in call.values], outputs, options)
     return call.graph, 0 if launch is None else launch.matrices
 
 
 def apply(sums: Sequence[Any], shapes: Shapes, graph: EpilogueGraph, operands: Mapping[str, Any], result: str) -> Any:
     """Return what an epilogue makes of sums that are there already, matrices, in the type `result`."""
-    (batch, m, n), xp = shapes[:3], library_of(sums[0])
     element = "f64" if "f64" in (result, view(sums[0]).dtype) else "f32"
-    values = {each.name: operand_of(xp, each.name, operands[each.name], batch, m, n, False, element)
-              for each in graph.operands}  # fmt: skip
-    readings = [reading_of(each.name, values[each.name], (), element) for each in graph.operands]
-    graph = _with_kinds(graph, tuple(each.operand for each in readings), result)
+    graph, values = _bound(library_of(sums[0]), graph, operands, shapes, False, element, result)
     totals = [located(view(each)) for each in sums]
     if any(node.op == "sum" for node in graph.nodes):
         totals = [z if z.dtype in READ else located(view(arrays.astype(z.array, element))) for z in totals]
         totals = [z if z.strides == arrays.contiguous(z.shape, dtypes.get(z.dtype).size) else
                   located(view(z.array.contiguous())) for z in totals]  # fmt: skip
-    first = totals[0]
-    results = [_result(first, each.kind, each.dtype, batch, m, n) for each in graph.outputs]
-    if 0 not in (m, n):
-        outputs = [each._replace(dtype=output.dtype) for each, output in zip(results, graph.outputs, strict=True)]
-        _rows(totals, graph, readings, [located(each) for each in outputs], element, first.stream)
-    ended = [_ended(first, each, output, shapes, None) for each, output in zip(results, graph.outputs, strict=True)]
+    results = _results(totals[0], graph, shapes)
+    if 0 not in (shapes.m, shapes.n):
+        stored = [at_index(z, ()) for z in values], _outputs(results, graph)
+        _rows(totals, graph, *stored, element, totals[0].stream)
+    return _ended(totals[0], results, graph, shapes, (None,) * len(results))
+
+
+def _results(x: View, graph: EpilogueGraph, shapes: Shapes) -> list[View]:
+    """Return new memory for the outputs, (*batch, m, n) or (*batch, m, 1)."""
+    sides = [(shapes.m, shapes.n if each.kind == "matrix" else 1) for each in graph.outputs]
+    return [
+        new(x, (*shapes.batch, *side), stored_as(each.dtype)) for side, each in zip(sides, graph.outputs, strict=True)
+    ]
+
+
+def _outputs(results: Sequence[View], graph: EpilogueGraph) -> list[View]:
+    """Return the memory of outputs as elements of their types."""
+    return [located(z)._replace(dtype=output.dtype) for z, output in zip(results, graph.outputs, strict=True)]
+
+
+def _ended(x: View, results: Sequence[View], graph: EpilogueGraph, shapes: Shapes, outs: Sequence[Any]) -> Any:
+    """Return the outputs in the caller's shapes and types, or in the caller's `out`."""
+    ended = []
+    for result, output, out in zip(results, graph.outputs, outs, strict=True):
+        if out is not None:
+            copy(result._replace(dtype=output.dtype), located(view(out)))
+            arrays.written(out)
+            ended.append(out)
+            continue
+        array, shape = finished(x, result), shapes.of(output.kind)
+        array = bits_of(array, output.dtype) if dtypes.get(output.dtype).size == 1 else array
+        ended.append(array if tuple(array.shape) == shape else array.reshape(shape))
     return ended[0] if len(ended) == 1 else tuple(ended)
 
 
-def _result(x: View, kind: str, dtype: str, batch: tuple[int, ...], m: int, n: int) -> View:
-    """Return new memory for an output, (*batch, m, n) or (*batch, m, 1)."""
-    return new(x, (*batch, m, n if kind == "matrix" else 1), stored_as(dtype))
-
-
-def _converted(z: View, array: Any, dtype: str) -> View:
-    """Return an array in another element type."""
-    return z if z.dtype == dtype else view(arrays.astype(array, dtype))
-
-
-def _ended(x: View, result: View, output: GraphOutput, shapes: Shapes, out: Any) -> Any:
-    """Return an output in the caller's shape and type, or the caller's `out`."""
-    if out is not None:
-        copy(result._replace(dtype=output.dtype), located(view(out)))
-        arrays.written(out)
-        return out
-    array = finished(x, result)
-    array = bits_of(array, output.dtype) if dtypes.get(output.dtype).size == 1 else array
-    return array if tuple(array.shape) == shapes.of(output.kind) else array.reshape(shapes.of(output.kind))
-
-
 def _matrix(
-    x: Any, weights: Sequence[Any], graph: EpilogueGraph, bound: Mapping[str, View | float], index: tuple[int, ...],
-    results: Sequence[View], common: str, sums: str, options: Options, multiply: Callable[..., Any],
-) -> None:  # fmt: skip
-    """Write the outputs of one matrix."""
-    element = "f64" if graph.outputs[0].dtype == "f64" else "f32"
-    readings = [reading_of(each.name, bound[each.name], index, element) for each in graph.operands]
-    a, bs = located(view(x)), [located(view(weight)) for weight in weights]
-    m, n = a.shape[0], bs[0].shape[1]
-    outputs = [located(each)._replace(dtype=output.dtype) for each, output in zip(results, graph.outputs, strict=True)]
-    memories = [each.value for each in readings if isinstance(each.value, View)]
+    call: DescribedProduct, index: Ints, results: Sequence[View], options: Options, multiply: Callable[..., Any]
+) -> None:
+    """Write the outputs of one matrix, that with this index, of `call.x` and `call.weights`."""
+    graph, common = call.graph, call.common
+    values = [at_index(z, index) for z in call.values]
+    a, *bs = (located(view(each)) for each in (call.x, *call.weights))
+    outputs = _outputs(results, graph)
+    memories = [z for z in values if isinstance(z, View)]
     arrays.together(**{"a": a, "b": bs[-1], **{f"operand {i}": each for i, each in enumerate(memories)}})
     if common not in dtypes.FLOAT8:  # each of the two is multiplied by both
-        a, *bs = (_converted(z, each, common) for z, each in ((a, x), *zip(bs, weights, strict=True)))
+        a, *bs = (converted(z, common) for z in (a, *bs))
     others = {each.stream for each in (*bs, *memories)} - {a.stream}
     for other in others:
         ordered.wait(a.stream, other, a.ordinal)
-    read = [each.value for each in readings]
-    launch = _fused(a, bs, graph, read, outputs, options)
+    launch = _fused(a, bs, graph, values, outputs, options)
     if launch is not None:
-        _run_fused(launch, a, bs, read, outputs)
+        _run_fused(launch, a, bs, values, outputs)
     else:
-        totals = [new(a, (m, n), sums) for _ in weights]
-        values = {"scale_a": options.scale_a, "scale_b": options.scale_b, "precision": options.precision}
-        keywords = {name: value for name, value in values.items() if value is not None}
+        totals = [new(a, (a.shape[0], bs[0].shape[1]), call.sums) for _ in bs]
+        passed = {"scale_a": options.scale_a, "scale_b": options.scale_b, "precision": options.precision}
+        keywords = {name: value for name, value in passed.items() if value is not None}
         keywords |= {"batch_invariant": True} if options.batch_invariant else {}
-        for weight, y, total in zip(weights, bs, totals, strict=True):
+        for weight, y, total in zip(call.weights, bs, totals, strict=True):
             if keywords:
-                multiply(x, weight, out=total.array, dtype=dtypes.get(sums).numpy, **keywords)
+                multiply(call.x, weight, out=total.array, dtype=dtypes.get(call.sums).numpy, **keywords)
             else:
                 write(a, y, total)
-        _rows(totals, graph, readings, outputs, element, a.stream)
+        _rows(totals, graph, values, outputs, "f64" if graph.outputs[0].dtype == "f64" else "f32", a.stream)
     for other in others:
         ordered.wait(other, a.stream, a.ordinal)
 
@@ -267,15 +257,35 @@ def _fused(
         return None
     staged = _is_staged(outputs)
     terms = for_kernel(options._replace(batch_invariant=bool(options.batch_invariant), precision=None))
-    call = DeviceCall(_still(a), _still(bs[0]), _still(c), options=terms)
+    call = DeviceCall(still(a), still(bs[0]), still(c), options=terms)
     for matrices in (2, 1) if len(bs) == 2 and bs[0].strides == bs[1].strides else (1,):
         stored = [*values, *[_sums(c)] * (len(bs) - matrices), *outputs[1 + staged :]]
-        vectors = tuple(vector_of(each, n) for each in stored)
+        vectors = tuple(_vector_of(each, n) for each in stored)
         low = bs[1].pointer & 15 if matrices == 2 else 0
         launch = _fused_launch(call, graph, vectors, len(bs), matrices, staged, low)
         if not isinstance(launch, str):
             return launch
     return None
+
+
+def _place_of(z: View | float) -> Strides | float:
+    """Return where an operand or output lies, as the argument has it; a dimension of 1 is repeated."""
+    if not isinstance(z, View):
+        return z
+    size = dtypes.get(z.dtype).size
+    row, column = (step // size if length > 1 else 0 for step, length in zip(z.strides, z.shape, strict=True))
+    return Strides(z.pointer, row, column)
+
+
+def _vector_of(z: View | float, n: int) -> int:
+    """Return the elements of a row that are adjacent and aligned."""
+    if not isinstance(z, View) or z.shape[1] != n or n == 1:
+        return 1
+    size = dtypes.get(z.dtype).size
+    if z.strides[1] != size or not 0 <= z.strides[0] * z.shape[0] < size << 31:  # kernels count in 32 bits there
+        return 1
+    aligned = math.gcd(16, z.pointer, z.strides[0] if z.shape[0] > 1 else 16)
+    return max(1, math.gcd(aligned // size, n))
 
 
 def _sums(c: View) -> View:
@@ -295,7 +305,7 @@ def _run_fused(
     mapped = [*bs[1 : launch.matrices], *outputs[1 : 1 + function.staged]]
     with driver.on(a.ordinal):  # a thread of autograd may have no context
         maps = [tensormaps.encoded(shape, z.pointer) for shape, z in zip(launch.maps, mapped, strict=True)]
-    stored = map(place_of, (*read, *outputs[1 + function.staged :]))
+    stored = map(_place_of, (*read, *outputs[1 + function.staged :]))
     packed = function.packed(stored, maps, bs[-1].pointer - bs[0].pointer)
     workspace = scratch(a, run.workspace) if run.workspace else None
     start = workspace.pointer if workspace else 0
@@ -310,11 +320,6 @@ def _is_staged(outputs: Sequence[View]) -> bool:
     lines = first.strides[1] == size and min(first.shape) > 1 and first.shape[1] * size % 16 == 0
     copies = driver.find(first.device).capability == 90
     return alike and lines and copies and not (first.pointer | second.pointer | first.strides[0]) % 16
-
-
-def _still(z: View) -> View:
-    """Return a view without its memory, as DeviceCall has it."""
-    return View(z.pointer & 15, z.shape, z.strides, z.dtype, z.device)
 
 
 @table.once
@@ -359,15 +364,14 @@ def _fused_launch(
 
 
 def _rows(
-    totals: Sequence[View], graph: EpilogueGraph, readings: Sequence[DeviceReading], outputs: Sequence[View],
+    totals: Sequence[View], graph: EpilogueGraph, values: Sequence[View | float], outputs: Sequence[View],
     element: str, stream: int,
 ) -> None:  # fmt: skip
     """Apply a function to rows of sums in memory, in the arithmetic of `element`."""
-    stored = [*(each.value for each in readings), *outputs]
-    m, n = totals[0].shape
-    vectors = tuple(vector_of(each, n) for each in stored)
+    stored, (m, n) = [*values, *outputs], totals[0].shape
+    vectors = tuple(_vector_of(each, n) for each in stored)
     launch = _rows_launch(graph, vectors, (m, n), totals[0].dtype, element, totals[0].device)
-    packed = launch.function.packed(map(place_of, stored))
+    packed = launch.function.packed(map(_place_of, stored))
     launch.run(totals[0].pointer, totals[-1].pointer, 0, stream, 0, 0, None, (), packed)
 
 

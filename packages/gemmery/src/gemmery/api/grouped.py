@@ -10,10 +10,17 @@ import numpy as np
 from gemmery import arrays, dtypes
 from gemmery.api import array_libraries, opaque, products
 from gemmery.api.compute import writable
-from gemmery.api.options import check_activation, check_bias, host_ends, only_on_devices, record, result_types
+from gemmery.api.options import (
+    check_activation,
+    check_bias,
+    host_ends,
+    only_on_devices,
+    record,
+    result_types,
+)
 from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, view
-from gemmery.errors import ArgumentError, DTypeError, ShapeError
+from gemmery.errors import ArgumentError, DTypeError, LayoutError, ShapeError
 from gemmery.keywords import Options, takes_options
 
 if TYPE_CHECKING:
@@ -159,9 +166,7 @@ def grouped_matmul(
     if opaque.waiting and opaque.settle():
         return grouped_matmul(a, b, offsets=offsets, out=out, gather=gather, scatter=scatter, **keywords)
     if gather is not None or scatter is not None:
-        from gemmery.api import gathered
-
-        return gathered.product(a, b, offsets, out, gather, scatter, keywords, grouped_matmul)
+        return _gathered(a, b, offsets, out, gather, scatter, keywords)
     terms = record("grouped_matmul", keywords)
     if offsets is None:
         return _listed(a, b, out, terms)
@@ -351,3 +356,71 @@ def sliceable(array: Any, its_view: View | None = None) -> Any:
         return array
     its_view = its_view or view(array)
     return arrays.as_numpy(its_view) if its_view.device == "cpu" else array
+
+
+def _gathered(a: Any, b: Any, offsets: Any, out: Any, gather: Any, scatter: Any, options: dict[str, Any]) -> Any:
+    """Return the products of rows that an index gathers on the way in, and adds in order on the way out."""
+    x, torch = view(a), arrays.library(a, "torch", "Tensor")
+    if offsets is None or len(x.shape) != 2 or len(b.shape) != 3:
+        raise ArgumentError("gather= and scatter= are for offsets=, a of shape (rows, k) and b of (groups, k, n)")
+    if torch is None and (type(a) is not np.ndarray):
+        raise LayoutError(
+            f"a is a {type(a).__name__}: gather= and scatter= take arrays of NumPy and tensors of PyTorch"
+        )
+    if gather is not None:
+        a = a[_index("gather", gather, None, x.shape[0], a, torch)]
+    if scatter is None:
+        return grouped_matmul(a, b, offsets=offsets, out=out, **options)
+    rows = x.shape[0] if out is None else out.shape[0]
+    to = _index("scatter", scatter, a.shape[0], rows, a, torch)
+    result = result_types(x, view(b), options.get("dtype"))[1]
+    if options.get("activation") is not None:
+        check_activation(options["activation"], result)
+    sums = dtypes.get(result).accumulator
+    each = grouped_matmul(a, b, offsets=offsets, **{**options, "dtype": dtypes.get(sums).numpy})
+    if torch is not None:
+        total = _added_by_torch(torch, each, to, offsets, rows)
+        total = total.to(getattr(torch, dtypes.get(result).numpy))
+    else:
+        total = _added(each, to, int(np.asarray(offsets)[-1]) if len(offsets) else 0, rows)
+        total = total.astype(arrays.numpy_dtype(result), copy=False)
+    if out is None:
+        return total
+    if out.shape != total.shape or out.dtype != total.dtype:
+        raise ShapeError(f"out is {out.dtype} {tuple(out.shape)}, and the result {total.dtype} {tuple(total.shape)}")
+    out[...] = total
+    return out
+
+
+def _index(name: str, index: Any, count: int | None, rows: int, a: Any, torch: Any) -> Any:
+    """Return an index of rows as an array of a's library. Raises DTypeError, ShapeError and ArgumentError."""
+    index = np.asarray(index) if torch is None else torch.as_tensor(index, device=a.device)
+    where = view(index)
+    if dtypes.get(where.dtype).kind not in "iu":
+        raise DTypeError(f"{name} is {index.dtype}, and row numbers are integers: pass int64")
+    if len(where.shape) != 1 or count not in (None, where.shape[0]):
+        length = "any number of" if count is None else count
+        raise ShapeError(f"{name} has shape {where.shape}: pass {length} row numbers, in one dimension")
+    if where.device == "cpu" and where.shape[0] and not 0 <= int(index.min()) <= int(index.max()) < rows:
+        raise ArgumentError(f"{name} has row {int(index.min())} to {int(index.max())}, and there are {rows} rows")
+    return index if torch is None else index.long()
+
+
+def _added(each: Any, to: Any, last: int, rows: int) -> Any:
+    """Return rows added in order to those that `to` says, from zeros, without rows from `last` on."""
+    order = np.argsort(to[:last], kind="stable")
+    targets, starts = np.unique(to[order], return_index=True)
+    counts, total = np.diff(starts, append=last), np.zeros((rows, each.shape[1]), each.dtype)
+    for turn in range(max(counts, default=0)):  # by turns, since np.add.reduceat adds in pairs
+        going = counts > turn
+        total[targets[going]] += each[order[starts[going] + turn]]
+    return total
+
+
+def _added_by_torch(torch: Any, each: Any, to: Any, offsets: Any, rows: int) -> Any:
+    """Return the same of tensors, without waiting for a device; rows of no group are added to one more row."""
+    ends = torch.as_tensor(offsets, device=to.device)
+    inside = torch.arange(len(to), device=to.device) < (ends[-1] if len(ends) else 0)
+    to, order = torch.sort(torch.where(inside, to, rows), stable=True)
+    counts = torch.searchsorted(to, torch.arange(rows + 2, device=to.device)).diff()
+    return torch.segment_reduce(each[order], "sum", lengths=counts, axis=0, initial=0, unsafe=True)[:rows]

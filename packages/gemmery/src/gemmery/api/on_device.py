@@ -161,14 +161,14 @@ def _inputs(
     if offsets is not None and len(y.shape) == 3:
         sides = y.shape[0], *sides
     if not stay_mixed(x, y, common, result, options.precision):
-        x, y = _converted(x, common), _converted(y, common)
+        x, y = converted(x, common), converted(y, common)
     bias = None if options.bias is None else _bias(options.bias, x, sides, result)
     if options.activation is not None:
         check_activation(options.activation, result)
     return Inputs(x, y, bias, epilogue_name(bias, options.activation), factors, parts, offsets)
 
 
-def _converted(x: View, dtype: str) -> View:
+def converted(x: View, dtype: str) -> View:
     """Return an operand in another element type."""
     return x if x.dtype == dtype else view(arrays.astype(x.array, dtype))
 
@@ -189,7 +189,7 @@ def _bias(bias: Any, x: View, sides: Ints, result: str) -> View:
     rows = located(view(bias))
     arrays.together(a=x, bias=rows)
     check_bias(rows, sides, result)
-    rows = _converted(rows, accumulator)
+    rows = converted(rows, accumulator)
     step = 0 if rows.shape in ((), (1,)) else rows.strides[-1]
     each = rows.strides[0] if len(rows.shape) == 2 else 0
     return rows._replace(shape=sides, strides=(each, step)[-len(sides) :])

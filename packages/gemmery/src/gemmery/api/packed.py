@@ -47,16 +47,7 @@ def prepare_packed(x: View, packed: View, scales: View, c: View, bits: int, epil
         bits=bits,
         group=group,
     )
-    try:
-        candidate = quantized(problem)
-    except RefusedError as refused:
-        return str(refused)
-    kernel = candidate.rung.build(problem, candidate.config)
-    assert isinstance(kernel, CudaLaunch)
-    bias = View(0, (n,), (4,), "f32") if "bias" in epilogue else None
-    a = View(0, (1, m, k), (0, *x.strides), x.dtype)
-    b = View(0, (1, k, n), (0, size, of_row), x.dtype)
-    return kernel.ready(a, b, View(0, (1, m, n), (0, *c.strides), c.dtype), bias)
+    return _launch(problem, x, View(0, (1, k, n), (0, size, of_row), x.dtype), c)
 
 
 def prepare_arranged(
@@ -77,6 +68,15 @@ def prepare_arranged(
     if 0 in x.shape or x.strides[1] != dtypes.get(x.dtype).size:
         return "a kernel reads rows of x whose elements are adjacent, at least one"
     problem = problem_of(x, form, c, epilogue, invariant, groups)._replace(scales="outer" if scaled else "")
+    size = dtypes.get(form.dtype).size
+    b = View(0, (1, form.k, form.n), (0, size, size * form.k), x.dtype)
+    return _launch(problem, x, b, c, groups or 1, Scaling("outer", a_row=1) if scaled else None)
+
+
+def _launch(
+    problem: Problem, x: View, b: View, c: View, groups: int = 0, scaling: Scaling | None = None
+) -> Ready | str:
+    """Return the launch of a product by packed weights, whose bias is n adjacent float32, or n for each group."""
     try:
         candidate = quantized(problem)
         kernel = candidate.rung.build(problem, candidate.config)
@@ -86,12 +86,11 @@ def prepare_arranged(
         tell_once(candidate.rung.name, str(error))
         return str(error)
     assert isinstance(kernel, CudaLaunch)
-    bias = View(0, (groups or 1, form.n), (4 * form.n, 4), "f32") if "bias" in epilogue else None
-    size = dtypes.get(form.dtype).size
-    a = View(0, (1, *x.shape), (0, *x.strides), x.dtype)
-    b = View(0, (1, form.k, form.n), (0, size, size * form.k), x.dtype)
-    scaling = Scaling("outer", a_row=1) if scaled else None
-    return kernel.ready(a, b, View(0, (1, *c.shape), (0, *c.strides), c.dtype), bias, scaling)
+    n, bias = problem.n, None
+    if "bias" in problem.epilogue:
+        bias = View(0, (groups, n), (4 * n, 4), "f32") if groups else View(0, (n,), (4,), "f32")
+    a, result = (View(0, (1, *z.shape), (0, *z.strides), z.dtype) for z in (x, c))
+    return kernel.ready(a, b, result, bias, scaling)
 
 
 @table.once

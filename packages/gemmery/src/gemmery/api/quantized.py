@@ -355,11 +355,11 @@ def quantize_rows(x: Any, format: Literal["float8_e4m3", "int8"] | None = None) 
     codes, factors = (arrays.empty(array, shape, kind) for shape, kind in (((count, k), "int8"), ((count, 1), "f32")))
     run: Any = "the CPU"
     if v.device != "cpu":
+        from gemmery.api.device_call import still
         from gemmery.api.packed import prepare_rows
 
         flat = view(rows)
-        low = (z._replace(pointer=z.pointer & 15, stream=0, owner=None) for z in (flat, codes._replace(dtype=name)))
-        run = prepare_rows(*low)
+        run = prepare_rows(still(flat), still(codes._replace(dtype=name)))
     if not isinstance(run, str):
         run(flat.pointer, flat.pointer, codes.pointer, flat.stream, 0, factors.pointer)
     else:

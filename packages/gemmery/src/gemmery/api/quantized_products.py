@@ -10,7 +10,7 @@ from typing import Any
 from gemmery import arrays, dtypes
 from gemmery.api.codes import FORMATS, bits_of, cast, checked_dtype, decoded, from_e4m3, library_of
 from gemmery.api.compute import writable
-from gemmery.api.device_call import keep
+from gemmery.api.device_call import keep, still
 from gemmery.api.options import (
     check_activation,
     check_bias,
@@ -160,11 +160,6 @@ def _expanded(matrix: QuantizedMatrix, dtype: str) -> Any:
     return matrix._copies[dtype]
 
 
-def _low(z: View | None) -> Any:
-    """Return a view as launches are prepared for it."""
-    return z and z._replace(pointer=z.pointer & 15, stream=0, owner=None, writable=True)
-
-
 def _arranged(x: Any, matrix: QuantizedMatrix, options: Options) -> Any:
     """Return the product by the copy of the matrix in the order of Hopper's kernel, which the first one makes.
 
@@ -256,7 +251,9 @@ def _prepared(v: View, matrix: QuantizedMatrix, epilogue: str) -> tuple[Any, int
         check_activation(epilogue.rpartition("+")[2], v.dtype)
     packed, scales = view(matrix.packed), view(matrix.scales)
     flat, c = (View(v.pointer & 15, (count, i), (2 * i, 2), v.dtype, v.device) for i in (k, n))
-    run = prepare_packed(flat, _low(packed), _low(scales), c._replace(pointer=0), FORMATS[matrix.format].bits, epilogue)
+    run = prepare_packed(
+        flat, still(packed), still(scales), c._replace(pointer=0), FORMATS[matrix.format].bits, epilogue
+    )
     return run if isinstance(run, str) else (run, packed.pointer, scales.pointer, (*v.shape[:-1], n))
 
 
@@ -271,7 +268,8 @@ def device_weight(matrix: QuantizedMatrix, dtype: str, x: View) -> Any:
     )
     assert packed is not None
     assert scales is not None
-    run = prepare_unpacking(_low(packed), _low(scales), _low(zeros), _low(scale), dtype, matrix.format)
+    optional = zeros and still(zeros), scale and still(scale)
+    run = prepare_unpacking(still(packed), still(scales), *optional, dtype, matrix.format)
     if isinstance(run, str):
         return decoded(matrix.parts, matrix.format, dtype)
     target = arrays.empty(matrix.packed, (*groups, n, k), dtype)

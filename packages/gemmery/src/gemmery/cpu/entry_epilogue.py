@@ -1,6 +1,6 @@
 """Products with an epilogue that come again: `matmul(a, b, epilogue=...)` by a recipe, without a step of Python.
 
-A recipe is a bytes object in the first slot of the epilogue (`api.epilogue_recipes` makes it). Its products are those
+A recipe is a bytes object in the first slot of the epilogue (`api.finished` makes it). Its products are those
 of the table, into memory for sums; then the pass over their rows runs with a table of slots on the stack.
 """
 

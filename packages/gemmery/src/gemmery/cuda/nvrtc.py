@@ -292,6 +292,8 @@ def _cached(parts: tuple[str, ...], make: Callable[[], Program], keeps: bool = T
             warnings = "".join(f"// {each[0].splitlines()[0]}\n" for each in _WARNING.finditer(program.log) if each[1])
             stored = f"{program.entry}\n{program.ptx}\n{warnings}".encode()
         except CompileError as error:  # a program's host code takes several attempts, and each a second
+            if "nvrtc-builtins" in str(error):
+                raise  # a part of the compiler is missing, and may come
             stored = f"{_ERROR}\n{error}".encode()
         if keeps:
             cache.write(config.cache_dir(), key, stored)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from gemmery.distributed.agreement import Exchange
+from gemmery.distributed.ranks import Exchange
 from gemmery.errors import ArgumentError
 
 _distributed: Any = dist  # parts of PyTorch have no types

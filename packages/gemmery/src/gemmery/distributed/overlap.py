@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from gemmery import api
 from gemmery.distributed import peers
-from gemmery.distributed.agreement import agree
 from gemmery.distributed.groups import capturing, exchange, group_name, resolve, spans
+from gemmery.distributed.ranks import agree
 from gemmery.errors import ArgumentError, DTypeError, ShapeError
 
 _distributed: Any = dist  # parts of PyTorch have no types

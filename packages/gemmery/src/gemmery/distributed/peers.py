@@ -1,6 +1,7 @@
 """The overlapped products between GPUs of one host: copy engines push rows into symmetric memory, each behind a signal.
 
-Two ordinary products and a copy engine hide nearly all of the transfer of a large product. A tile that reads a peer's
+A gather is one launch, which waits for rows itself (`arriving.py`), or two ordinary products, as a scattered sum. With a
+copy engine they hide nearly all of the transfer of a large product. A tile that reads a peer's
 rows in place fetches them once for every column of tiles, so rows are copied once; results that the epilogue stores
 over the link take longer than a copy (docs/findings/products_over_ranks.md).
 """
@@ -37,6 +38,10 @@ class PeerBuffer:
         self.rank, self.ranks, self.timeout = group.rank(), group.size(), int(timeout(group).total_seconds() * 1e3)
         self.buffer = memory.empty(*shape, dtype=like.dtype, device=like.device)
         self.handle = memory.rendezvous(self.buffer, group)
+        # The allocation zeroes the signals on a stream: on a busy GPU that came after a peer's first signal, and wiped
+        # it out. No rank signals before all have zeroed theirs.
+        _torch.cuda.synchronize(like.device)
+        exchange(group)(None)
         self.there = [self.handle.get_buffer(peer, shape, like.dtype) for peer in range(self.ranks)]
         self.side = _torch.cuda.Stream(like.device)
         self.others = [(self.rank + away) % self.ranks for away in range(1, self.ranks)]
@@ -76,8 +81,7 @@ class Gather(PeerBuffer):
         with torch.cuda.stream(self.side):
             for peer in self.others:
                 self.push(peer, x, self.places[self.rank])
-        inside = arriving.INSIDE
-        launch = arriving.prepared(self._launches, x, full, w, out, self.rank, self.rows) if inside else None
+        launch = arriving.prepared(self._launches, x, full, w, out, self.rank, self.rows)
         groups = grouped(self.rank, self.rows, 2.0 * x.shape[1] * w.shape[1])
         if keep or (launch is None and len(groups) == 1):
             full[self.places[self.rank]].copy_(x)

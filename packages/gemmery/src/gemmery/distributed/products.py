@@ -14,7 +14,6 @@ from typing import Any
 
 from gemmery import api, dtypes
 from gemmery.arrays import view
-from gemmery.distributed.agreement import agree
 from gemmery.distributed.layouts import (
     Distribution,
     Part,
@@ -27,7 +26,7 @@ from gemmery.distributed.layouts import (
     sources,
 )
 from gemmery.distributed.plan import CORE, H200, ProductPlan, RankEvent, Speeds, plan, sums_in
-from gemmery.distributed.ranks import MpiRanks, Ranks, TorchRanks
+from gemmery.distributed.ranks import MpiRanks, Ranks, TorchRanks, agree
 from gemmery.errors import ArgumentError, DTypeError, GemmeryError, ShapeError, brief
 
 multiply: Any = api.matmul

@@ -23,7 +23,7 @@ class BoundEpilogue(NamedTuple):
 class Epilogue:
     """A function of the sums of a product and of operands, traced when it is first used."""
 
-    # Recipes of products that came before (`api.epilogue_recipes`), where compiled code finds them: in the first slot.
+    # Recipes of products that came before (`api.finished`), where compiled code finds them: in the first slot.
     __slots__ = ("recipes", "__dict__")  # noqa: RUF023
 
     recipes: "tuple[bytes, ...]"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gemmery.cuda.constants import KEPT_PARTS, MOST_PARTS, SPLIT_THREADS, STRIP, STRIP_DEEP
-from gemmery.cuda.geometry import C_NAMES, LARGEST_SIDE, Geometry, target, template, vector
-from gemmery.ladder.gpu import whole
+from gemmery.cuda.geometry import C_NAMES, LARGEST_SIDE, Geometry, target, vector
+from gemmery.ladder.gpu import beside, whole
 from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
 
@@ -71,17 +71,10 @@ def _to_split(problem: Problem) -> int:
 # ---- launches ----
 
 
-def _launch(name: str, problem: Problem, grid: int, *parameters: object, source: str = "split_parts.cu") -> Geometry:
+def _launch(name: str, problem: Problem, grid: int, *parameters: object, source: str = "split_parts") -> Geometry:
     """A launch of the pre-pass."""
-    return Geometry(
-        source,
-        template(name, "float", C_NAMES[problem.out], *parameters),
-        (grid, 1, 1),
-        (SPLIT_THREADS, 1, 1),
-        needs=90,
-        instructions="griddepcontrol and clusters",
-        overlaps=True,
-    )
+    types, needs = ("float", C_NAMES[problem.out]), "griddepcontrol and clusters"
+    return beside(source, name, grid, SPLIT_THREADS, *types, *parameters, instructions=needs)
 
 
 def begin(problem: Problem) -> Geometry:
@@ -90,7 +83,7 @@ def begin(problem: Problem) -> Geometry:
     if not problem.split:
         return _launch("split_begin", problem, -(-longest // SPLIT_THREADS))
     before = 3 - _to_split(problem)
-    return _launch("split_join", problem, -(-longest // SPLIT_THREADS), before, source="split_prepared.cu")
+    return _launch("split_join", problem, -(-longest // SPLIT_THREADS), before, source="split_prepared")
 
 
 def split(problem: Problem, scheme: str, asked_for: bool) -> tuple[Geometry, ...]:
@@ -120,7 +113,7 @@ def _split_columns(problem: Problem, scheme: str, asked_for: bool, operands: int
         count = problem.batch * _strips(*sides) * deep
         lag = target(problem).l2 // _LAG
         grid = 2 * (count + min(max(lag, deep), count)) if asked_for else count
-        return _launch("split_strips", problem, grid, scheme, asked_for, operands, lag, source="split_strips.cu")
+        return _launch("split_strips", problem, grid, scheme, asked_for, operands, lag, source="split_strips")
     _, blocks, across, warps = next(each for each in SLABS if problem.k <= each.longest)
     grid = problem.batch * sum(-(-side // (4 * across)) for side in sides) * blocks
     launch = _launch("split_slabs", problem, grid, scheme, asked_for, operands, adjacent, blocks, across, warps)

@@ -74,6 +74,14 @@ def of_tiles(
     return Geometry(f"{name}.cu", kernel, grid, (threads, 1, 1), tile=side, **fields)
 
 
+def beside(
+    source: str, name: str, blocks: int, threads: int, *parameters: object, instructions: str = "griddepcontrol"
+) -> Geometry:
+    """Return a launch in front of a product's, which overlaps others: the kernel `name` in a file of its own."""
+    grid, block, kernel = (blocks, 1, 1), (threads, 1, 1), template(name, *parameters)
+    return Geometry(f"{source}.cu", kernel, grid, block, needs=90, instructions=instructions, overlaps=True)
+
+
 def gpu_rung(
     name: str,
     *,
@@ -197,15 +205,8 @@ def with_packing(product: Geometry, problem: Problem) -> Geometry:
     bits = packed(problem)
     operands = [operand for operand in (0, 1) if bits >> operand & 1]
     parts = sum(-(-_rows(problem, each) * pitch(problem) // _PART) + _matrices(problem, each) for each in operands)
-    pack = Geometry(
-        "wgmma_pack.cu",
-        template("wgmma_pack", _BITS[dtypes.get(problem.dtype).size], bits),
-        (min(parts, _BLOCKS * target(problem).sms), 1, 1),
-        (PACK_THREADS, 1, 1),
-        needs=90,
-        instructions="griddepcontrol",
-        overlaps=True,
-    )
+    blocks, element = min(parts, _BLOCKS * target(problem).sms), _BITS[dtypes.get(problem.dtype).size]
+    pack = beside("wgmma_pack", "wgmma_pack", blocks, PACK_THREADS, element, bits)
     room = sum(_room(problem, operand) for operand in operands)
     return replace(product, before=(pack, *product.before), workspace=room)
 

@@ -24,7 +24,7 @@ from gemmery.cuda.geometry import C_NAMES, Geometry, MapBox, instance, target, t
 from gemmery.errors import RefusedError
 from gemmery.ladder import wgmma
 from gemmery.ladder.general import on_cuda_cores
-from gemmery.ladder.gpu import WHOLE, gpu_rung, in_groups, whole
+from gemmery.ladder.gpu import WHOLE, beside, gpu_rung, in_groups, whole
 from gemmery.problem import Config, Problem
 
 MODULI = (256, 255, 253, 251, 247, 241, 239, 233, 229, 227, 223, 217, 211, 199, 197)  # of ozaki.cuh
@@ -85,15 +85,8 @@ def _resolve(problem: Problem, config: Config) -> Config:
 
 def _other(source: str, name: str, problem: Problem, blocks: int, *parameters: object) -> Geometry:
     """A launch beside that of the product."""
-    return Geometry(
-        f"{source}.cu",
-        template(name, "double", C_NAMES[problem.out], *parameters),
-        (max(1, min(blocks, _BLOCKS * target(problem).sms)), 1, 1),
-        (OZAKI_THREADS, 1, 1),
-        needs=90,
-        instructions="griddepcontrol",
-        overlaps=True,
-    )
+    most = max(1, min(blocks, _BLOCKS * target(problem).sms))
+    return beside(source, name, most, OZAKI_THREADS, "double", C_NAMES[problem.out], *parameters)
 
 
 def _residues(name: str, problem: Problem, config: Config) -> Geometry:
@@ -244,15 +237,8 @@ def _digits(name: str, problem: Problem, config: Config) -> Geometry:
         for box, place in zip(wgmma.operand_boxes(split, tile), (0, of_a), strict=True)
     )
     squares = sum(-(-problem.batch * side // DIGITS_TALL) for side in sides) * -(-problem.k // DIGITS_DEEP)
-    first = Geometry(
-        "digits_split.cu",
-        template("digits_split", C_NAMES[problem.dtype], C_NAMES[problem.out], count, count),
-        (min(squares, _SPLITTING * target(problem).sms), 1, 1),
-        (DIGITS_THREADS, 1, 1),
-        needs=90,
-        instructions="griddepcontrol",
-        overlaps=True,
-    )
+    blocks, parameters = min(squares, _SPLITTING * target(problem).sms), (C_NAMES[problem.dtype], C_NAMES[problem.out])
+    first = beside("digits_split", "digits_split", blocks, DIGITS_THREADS, *parameters, count, count)
     tiling = legal.tiling(split._replace(c_layout="row"), tile, legal.Consumers(2), name="i8")
     kernel = instance(name, problem, tiling, count, count)
     shared = legal.ring_bytes(split, tile) + 16 * tile.stages

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+import json
+from collections.abc import Container, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
@@ -47,7 +49,6 @@ class Instance(NamedTuple):
 
 SizeClass = tuple[int, int, str, int, int, int, bool]  # by `choose.size_class`
 Winner = tuple[int, int, int, int, int, int]  # bm, bn, stages, cm, cn, splits
-ProductKinds = Mapping[tuple[int, int, bool], str]  # of products: layouts by the rest of a size class without sides
 
 
 class CardLimits(NamedTuple):
@@ -265,17 +266,6 @@ DIGITS_WIDE = (Instance(128, 128, 6, 2, 1), Instance(128, 128, 6, 1, 1, speed=80
 GROUPS = (Instance(128, 256, 4, 1, 1), Instance(128, 128, 6, 1, 1, speed=93), Instance(128, 64, 8, 1, 1, speed=80))
 
 
-def by_size(rows: Iterable[tuple[Winner, ProductKinds, Sequence[tuple[int, int, int]]]]) -> dict[SizeClass, Winner]:
-    """Return the winner of each size class."""
-    return {
-        (size, out, layout, *sides, straddles): winner
-        for winner, kinds, sizes in rows
-        for (size, out, straddles), layouts in kinds.items()
-        for layout in layouts.split()
-        for sides in sizes
-    }
-
-
 class QuantizedTile(NamedTuple):
     """A variant of the kernel for weights of few bits; `stages` are the most that it may have."""
 
@@ -332,56 +322,19 @@ def quantized_costs(device: Device) -> QuantizedCosts:
     return _H200_QUANTIZED if device.bandwidth > FAST_MEMORY else _H100_QUANTIZED
 
 
-# By the number of multiprocessors of the device: winners, the kinds of products that they suit, and their sizes.
-# fmt: off
-WINNERS: dict[int, dict[SizeClass, Winner]] = {
-    132: by_size((
-        ((128, 256, 4, 1, 1, 1), {(1, 2, False): "TN", (2, 2, False): "NN NT TN TT", (4, 4, False):
-            "TN"}, [(64, 128, 48)]),
-        ((128, 256, 4, 1, 1, 1), {(1, 2, False): "TN", (2, 2, False): "NN NT TN TT"}, [(128, 256, 52)]),
-        ((128, 256, 4, 1, 1, 1), {(1, 2, False): "TN", (2, 2, False): "NN TN"}, [(256, 512, 56)]),
-        ((128, 128, 6, 1, 1, 1), {(1, 2, False): "TN", (1, 4, False): "TN"}, [(32, 64, 44)]),
-        ((128, 96, 6, 1, 1, 1), {(1, 2, False): "TN", (1, 4, False): "TN"}, [(16, 32, 40)]),
-        ((128, 256, 4, 2, 1, 1), {(1, 4, False): "TN"}, [(64, 128, 48)]),
-        ((128, 256, 4, 2, 1, 1), {(1, 4, False): "TN", (4, 4, False): "TN"}, [(128, 256, 52)]),
-        ((256, 192, 3, 1, 1, 1), {(1, 4, False): "TN", (2, 2, False): "NT TT", (4, 4, False): "TN"}, [(256, 512, 56)]),
-        ((128, 256, 4, 1, 1, 1), {(2, 2, False): "NN NT TN TT", (4, 4, False): "TN"}, [(32, 64, 44)]),
-        ((128, 64, 8, 1, 1, 1), {(2, 2, False): "NN NT TN TT", (4, 4, False): "TN"}, [(16, 32, 40)]),
-        ((64, 64, 8, 1, 1, 1), {(2, 2, False): "NN NT TN TT"}, [(8, 16, 36)]),
-        ((64, 32, 8, 1, 1, 1), {(2, 2, False): "NN NT TT"}, [(4, 8, 32)]),
-        ((192, 192, 4, 2, 1, 1), {(2, 2, True): "NN NT TN TT"}, [(47, 94, 46)]),
-        ((256, 160, 3, 1, 2, 1), {(2, 2, True): "NN NT TT"}, [(79, 157, 49)]),
-        ((64, 128, 8, 2, 1, 1), {(2, 2, True): "NN NT TN TT"}, [(16, 32, 40)]),
-        ((128, 256, 4, 1, 1, 1), {(2, 2, False): "TN"}, [(8, 256, 52), (8, 256, 59), (16, 128, 48), (16, 128, 51),
-            (16, 128, 55), (16, 256, 52), (16, 256, 59), (16, 896, 52), (32, 128, 48), (32, 128, 51), (32, 128, 55),
-            (32, 192, 48), (32, 256, 52), (32, 256, 59), (32, 448, 48), (32, 592, 47), (32, 896, 52), (64, 128, 51),
-            (64, 128, 55), (64, 192, 48), (64, 224, 44), (64, 256, 52), (64, 256, 59), (64, 448, 48), (64, 592, 47),
-            (64, 896, 52), (128, 112, 57), (128, 128, 48), (128, 128, 51), (128, 128, 55), (128, 192, 48),
-            (128, 224, 44), (128, 256, 59), (128, 448, 48), (128, 592, 47), (128, 896, 52)]),
-        ((128, 64, 8, 1, 1, 1), {(2, 2, False): "TN"}, [(2, 224, 44), (4, 128, 48), (4, 128, 51), (4, 128, 55),
-            (8, 64, 44), (8, 64, 52)]),
-        ((64, 64, 8, 1, 1, 1), {(2, 2, False): "TN"}, [(0, 192, 48), (0, 224, 56), (4, 8, 32), (8, 16, 44)]),
-        ((256, 192, 3, 1, 1, 1), {(2, 2, False): "TN"}, [(16, 192, 48), (16, 592, 47)]),
-        ((256, 192, 3, 1, 1, 1), {(2, 2, False): "TN TT"}, [(122, 244, 52)]),
-        ((128, 224, 4, 2, 1, 1), {(2, 2, False): "TN"}, [(4, 448, 48), (4, 896, 52), (64, 129, 48)]),
-        ((128, 128, 6, 1, 1, 4), {(2, 2, False): "TN"}, [(2, 112, 57)]),
-        ((64, 64, 12, 2, 1, 1), {(2, 2, False): "TN"}, [(2, 128, 48), (2, 128, 51), (2, 128, 55)]),
-        ((64, 96, 8, 2, 1, 1), {(2, 2, False): "TN"}, [(2, 192, 48)]),
-        ((64, 128, 8, 2, 1, 1), {(2, 2, False): "TN"}, [(2, 256, 52), (2, 256, 59)]),
-        ((128, 112, 6, 1, 1, 1), {(2, 2, False): "TN"}, [(2, 448, 48), (4, 224, 44), (8, 112, 57)]),
-        ((128, 144, 5, 1, 1, 1), {(2, 2, False): "TN"}, [(2, 592, 47), (4, 592, 47)]),
-        ((128, 224, 4, 1, 1, 1), {(2, 2, False): "TN"}, [(2, 896, 52), (8, 224, 44), (8, 448, 48), (8, 896, 52),
-            (16, 112, 57), (16, 224, 44), (16, 448, 48), (32, 112, 57), (32, 224, 44), (64, 112, 57)]),
-        ((256, 128, 4, 1, 1, 4), {(2, 2, False): "TN"}, [(4, 112, 57)]),
-        ((128, 96, 6, 1, 1, 1), {(2, 2, False): "TN"}, [(4, 192, 48)]),
-        ((128, 128, 6, 1, 1, 1), {(2, 2, False): "TN"}, [(4, 256, 52), (8, 128, 48), (8, 128, 51), (8, 128, 55)]),
-        ((128, 128, 6, 2, 1, 1), {(2, 2, False): "TN"}, [(4, 256, 59)]),
-        ((128, 192, 4, 2, 1, 1), {(2, 2, False): "TN"}, [(8, 192, 48), (8, 592, 47)]),
-        ((8, 32, 24, 1, 1, 1), {(2, 2, False): "TN"}, [(0, 64, 52), (0, 96, 52), (0, 112, 57), (0, 128, 48),
-            (0, 128, 51), (0, 128, 54), (0, 128, 55), (0, 344, 48), (0, 384, 48), (0, 896, 52)]),
-        ((8, 112, 8, 1, 1, 1), {(2, 2, False): "TN"}, [(0, 432, 49), (0, 448, 48)]),
-        ((8, 64, 12, 1, 1, 1), {(2, 2, False): "TN"}, [(0, 256, 52), (0, 256, 59)]),
-        ((8, 96, 10, 1, 1, 1), {(2, 2, False): "TN"}, [(0, 160, 49), (0, 160, 55), (0, 192, 50)]),
-        ((256, 160, 4, 1, 2, 1), {(2, 2, True): "TN"}, [(79, 157, 49)]),
-    )),
-}
+def winners(path: Path) -> dict[int, dict[SizeClass, Winner]]:
+    """Read what benchmarks/tune_wgmma.py writes: winners, the kinds of products that they suit, and their sizes."""
+    devices = json.loads(path.read_text(encoding="utf-8"))
+    return {
+        int(sms): {
+            (size, out, layout, *sides, straddles): tuple(winner)
+            for winner, kinds, sizes in rows
+            for size, out, layouts, straddles in kinds
+            for layout in layouts.split()
+            for sides in sizes
+        }
+        for sms, rows in devices.items()
+    }
+
+
+WINNERS = winners(Path(__file__).with_name("winners.json"))  # by the multiprocessors of a device

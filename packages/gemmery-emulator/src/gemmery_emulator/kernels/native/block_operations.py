@@ -97,7 +97,7 @@ class TracedLanes(NDArrayOperatorsMixin):
         return self
 
     def any(self) -> bool:
-        """Whether any of them is set, as far as is known."""
+        """Whether any is set: code has to expect it."""
         return True
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, dtype: Any = None, **other: Any) -> Any:

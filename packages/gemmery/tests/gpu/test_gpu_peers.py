@@ -20,5 +20,7 @@ pytestmark = [
 
 def test_products_of_two_ranks_over_peers_memory():
     run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    done = subprocess.run([*run, str(PROGRAM)], check=False, env={**os.environ}, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        [*run, str(PROGRAM)], check=False, env={**os.environ}, capture_output=True, text=True, timeout=240
+    )
     assert done.returncode == 0, done.stdout + done.stderr

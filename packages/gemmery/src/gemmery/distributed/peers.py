@@ -1,9 +1,9 @@
 """The overlapped products between GPUs of one host: copy engines push rows into symmetric memory, each behind a signal.
 
-A gather is one launch, which waits for rows itself (`arriving.py`), or two ordinary products, as a scattered sum. With a
-copy engine they hide nearly all of the transfer of a large product. A tile that reads a peer's
-rows in place fetches them once for every column of tiles, so rows are copied once; results that the epilogue stores
-over the link take longer than a copy (docs/findings/products_over_ranks.md).
+A gather is one launch, which waits for rows itself (`arriving.py`), or two ordinary products, as a scattered sum. With
+a copy engine they hide nearly all of the transfer of a large product. A tile that reads a peer's rows in place fetches
+them once for every column of tiles, so rows are copied once; results that the epilogue stores over the link take longer
+than a copy (docs/findings/products_over_ranks.md).
 """
 
 from __future__ import annotations

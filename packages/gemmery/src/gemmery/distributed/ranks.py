@@ -14,18 +14,20 @@ import numpy as np
 from gemmery import dtypes, errors
 from gemmery.errors import ArgumentError, GemmeryError
 
-# What this rank says, which JSON can write -> what every rank says, in the order of ranks.
-Exchange = Callable[[object], list[Any]]
 Messages = Sequence[tuple[int, Any]]  # the other rank, and a contiguous array
 
 
 def agree(
-    exchange: Exchange, function: str, same: Mapping[str, object], own: object, wrong: Exception | None = None
+    exchange: Callable[[object], list[Any]],
+    function: str,
+    same: Mapping[str, object],
+    own: object,
+    wrong: Exception | None = None,
 ) -> list[Any]:
     """Return every rank's `own`.
 
-    `same` are values, by name, that must be equal on all ranks. `wrong` is an error that this rank found in its own
-    arguments.
+    `exchange` takes what this rank says, which JSON can write, and returns what every rank says, in their order. `same`
+    are values, by name, that must be equal on all ranks. `wrong` is an error that this rank found in its own arguments.
 
     Raises `wrong` on every rank if one has it, and ArgumentError on every rank if the functions or values differ.
     """

@@ -14,20 +14,20 @@ from typing import Any, NoReturn
 import numpy as np
 
 from gemmery import dtypes
-from gemmery.epilogues.graph import BINARY, COMPARISONS, CONDITIONS, INPUTS, GraphBuilder
+from gemmery.epilogues.graph import BINARY, COMPARISONS, CONDITIONS, INPUTS, UNARY, GraphBuilder
 from gemmery.errors import ArgumentError, brief
 
 _ROW_WAY = "gm.row_sum, gm.row_sum_of_squares, gm.row_maximum and gm.row_log_sum_exp run over the columns of a row"
 
-# Names of NumPy's ufuncs and of PyTorch's functions that are operations under another name, or several.
-_ALIASES: dict[str, Callable[..., "EpilogueSymbol"]] = {
-    "true_divide": lambda x, y: _node("divide", x, y),
-    "div": lambda x, y: _node("divide", x, y),
-    "sub": lambda x, y: _node("subtract", x, y),
-    "mul": lambda x, y: _node("multiply", x, y),
-    "neg": lambda x: _node("negative", x),
-    "abs": lambda x: _node("absolute", x),
-    "fabs": lambda x: _node("absolute", x),
+# Operations by the names of NumPy's ufuncs and of PyTorch's functions; `cast` has a value besides.
+_OPERATIONS = {op: op for op in (*UNARY, *BINARY, *COMPARISONS, "where") if op != "cast"} | {
+    "true_divide": "divide", "div": "divide", "sub": "subtract", "mul": "multiply", "neg": "negative",
+    "abs": "absolute", "fabs": "absolute", "invert": "not", "logical_not": "not",
+    **{f"{logic}_{op}": op for logic in ("logical", "bitwise") for op in ("and", "or")},
+    **dict(zip(("lt", "le", "gt", "ge", "eq", "ne"), COMPARISONS, strict=True)),
+}  # fmt: skip
+# Those that are several operations, or none.
+_FORMULAS: dict[str, Callable[..., "EpilogueSymbol"]] = {
     "positive": lambda x: x,
     "square": lambda x: _node("multiply", x, x),
     "reciprocal": lambda x: _node("divide", 1.0, x),
@@ -36,20 +36,6 @@ _ALIASES: dict[str, Callable[..., "EpilogueSymbol"]] = {
     "round": lambda x, decimals=0: _node("rint", x) if not decimals else _refuse("round to decimals", _WAY),
     "isnan": lambda x: _node("not_equal", x, x),
     "clip": lambda x, low, high: _clip(x, low, high),  # noqa: PLW0108 # as well
-    **{f"{logic}_{op}": (lambda *x, op=op: _node(op, *x)) for logic in ("logical", "bitwise") for op in ("and", "or")},
-    "logical_not": lambda x: _node("not", x),
-    "invert": lambda x: _node("not", x),
-    **dict(
-        zip(
-            ("lt", "le", "gt", "ge", "eq", "ne"),
-            ((lambda x, y, op=op: _node(op, x, y)) for op in COMPARISONS),
-            strict=True,
-        )
-    ),
-}
-_SAME = {
-    *("negative", "absolute", "exp", "log", "tanh", "erf", "sqrt", "rsqrt", "sigmoid", "silu", "gelu", "relu", "rint"),
-    *("where", *BINARY, *COMPARISONS),
 }
 
 
@@ -120,10 +106,8 @@ def _operators() -> None:
     for name, op in pairs.items():
         setattr(EpilogueSymbol, f"__{name}__", lambda x, y, op=op: _node(op, x, y))
         setattr(EpilogueSymbol, f"__r{name}__", lambda x, y, op=op: _node(op, y, x))
-    for name, op in zip(("lt", "le", "gt", "ge", "eq", "ne"), COMPARISONS, strict=True):
-        setattr(EpilogueSymbol, f"__{name}__", lambda x, y, op=op: _node(op, x, y))
-    for name, op in (("neg", "negative"), ("abs", "absolute"), ("invert", "not")):
-        setattr(EpilogueSymbol, f"__{name}__", lambda x, op=op: _node(op, x))
+    for name in ("lt", "le", "gt", "ge", "eq", "ne", "neg", "abs", "invert"):
+        setattr(EpilogueSymbol, f"__{name}__", lambda *x, op=_OPERATIONS[name]: _node(op, *x))
     for name, sign in _REFUSED_OPERATORS.items():
         setattr(EpilogueSymbol, f"__{name}__", lambda x, y, sign=sign: _refuse(f"the operator {sign}", _WAY))
 
@@ -146,15 +130,16 @@ def _refuse(what: str, way_out: str) -> NoReturn:
 
 
 def _by_name(called: str, name: str, inputs: tuple[Any, ...]) -> EpilogueSymbol:
-    if name in _ALIASES:
+    if name in _FORMULAS:
         try:
-            inspect.signature(_ALIASES[name]).bind(*inputs)
+            inspect.signature(_FORMULAS[name]).bind(*inputs)
         except TypeError:
             _refuse(f"{called} of {len(inputs)} arguments", _WAY)
-        return _ALIASES[name](*inputs)
-    if name not in _SAME or len(inputs) != INPUTS[name]:
-        _refuse(called if name not in _SAME else f"{called} of {len(inputs)} arguments", _WAY)
-    return _node(name, *inputs)
+        return _FORMULAS[name](*inputs)
+    op = _OPERATIONS.get(name, "")
+    if INPUTS.get(op) != len(inputs):
+        _refuse(f"{called} of {len(inputs)} arguments" if op else called, _WAY)
+    return _node(op, *inputs)
 
 
 def _node(op: str, *inputs: Any, value: str = "") -> EpilogueSymbol:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import Any
 
+import numpy as np
+
+from gemmery.epilogues.functions_of_symbols import EpilogueSymbol, erf, row_sum, sigmoid, where
 from gemmery.epilogues.graph import STATISTICS, EpilogueGraph, GraphBuilder, GraphOperand, GraphOutput
 
 # The gradients of outputs, "gradient.0", "gradient.1", and the sums, by names that no parameter can have.
@@ -24,139 +28,104 @@ def gradient(graph: EpilogueGraph, names: Collection[str] | None = None) -> tupl
     >>> outputs
     ('sum.0', 'b')
     """
-    builder = _Derivatives(graph)
+    builder = GraphBuilder(graph.nodes)
+    gradients = tuple(
+        GraphOperand(f"{COTANGENT}{place}", "column" if output.kind == "column" else "")
+        for place, output in enumerate(graph.outputs)
+    )
+    operands = (*graph.operands, *gradients)
+    adjoints = _adjoints(graph, builder, {operand.name for operand in operands if operand.kind == "column"})
     order = [*(f"{SUM}{i}" for i in range(graph.sums)), *(operand.name for operand in graph.operands)]
     numbers = {
         f"{SUM}{node.value}" if node.op == "sum" else node.value: number
         for number, node in enumerate(graph.nodes)
         if node.op in ("sum", "operand")
     }
-    adjoints = builder.reverse()
     reached = tuple(name for name in order if numbers.get(name) in adjoints and (names is None or name in names))
-    outputs = [GraphOutput(adjoints[numbers[name]]) for name in reached]
-    gradients = (
-        GraphOperand(f"{COTANGENT}{place}", "column" if output.kind == "column" else "")
-        for place, output in enumerate(graph.outputs)
-    )
-    return builder.graph(outputs, (*graph.operands, *gradients)), reached
+    return builder.graph([GraphOutput(adjoints[numbers[name]].number) for name in reached], operands), reached
 
 
-class _Derivatives(GraphBuilder):
-    """The nodes of a graph and those of the sums' chain rule, from the outputs backward."""
+def _adjoints(graph: EpilogueGraph, builder: GraphBuilder, columns: Collection[str]) -> dict[int, Any]:
+    """Return for each node of the graph that outputs depend on the symbol of its gradient, from the outputs backward.
 
-    def __init__(self, graph: EpilogueGraph) -> None:
-        super().__init__(graph.nodes)
-        self._graph, self._kinds = graph, graph.kinds()
-        self._adjoints: dict[int, int] = {}
+    `columns` are the operands that have one number a row.
+    """
+    symbols: list[Any] = [EpilogueSymbol(builder, number) for number in range(len(graph.nodes))]
+    adjoints: dict[int, Any] = {}
 
-    def reverse(self) -> dict[int, int]:
-        """Return for each node of the graph that outputs depend on the node of its gradient."""
-        for place, output in enumerate(self._graph.outputs):
-            self._accumulate(output.node, self.add("operand", value=f"{COTANGENT}{place}"))
-        for number in range(len(self._graph.nodes) - 1, -1, -1):
-            if number in self._adjoints:
-                self._step(number, self._adjoints[number])
-        return self._adjoints
+    def accumulate(number: int, term: Any) -> None:
+        adjoints[number] = adjoints[number] + term if number in adjoints else term
 
-    def _accumulate(self, number: int, term: int) -> None:
-        before = self._adjoints.get(number)
-        self._adjoints[number] = term if before is None else self.add("add", before, term)
+    def is_column(number: int) -> bool:
+        names = {node.value for node in builder.nodes if node.op == "operand"}
+        operands = tuple(GraphOperand(name, "column" if name in columns else "") for name in names)
+        return EpilogueGraph(tuple(builder.nodes), (), operands).kinds()[number] == "column"
 
-    def _times(self, x: int, number: float) -> int:
-        return self.add("multiply", x, self.constant(number))
+    for place, output in enumerate(graph.outputs):
+        accumulate(output.node, EpilogueSymbol(builder, builder.add("operand", value=f"{COTANGENT}{place}")))
+    for number, (op, inputs, _) in reversed(list(enumerate(graph.nodes))):
+        if number not in adjoints or op not in _TERMS:
+            continue
+        g = adjoints[number]
+        # What reads a statistic in each column is added up; a gradient that came as a column is one number a row.
+        g = row_sum(g) if op in STATISTICS and not is_column(g.number) else g
+        terms = _TERMS[op](g, symbols[number], *(symbols[i] for i in inputs))
+        for i, term in zip(inputs, terms if isinstance(terms, tuple) else (terms,), strict=True):
+            if term is not None:
+                accumulate(i, term)
+    return adjoints
 
-    def _step(self, number: int, g: int) -> None:
-        """Add the gradient of a node to those of its inputs."""
-        op, inputs, _ = self.nodes[number]
-        add, unity = self.add, self.constant(1.0)
-        if op in STATISTICS:
-            x = inputs[0]
-            # What reads a statistic in each column is added up; a gradient that came as a column is one number a row.
-            g = g if self._is_column(g) else add("row_sum", g)
-            if op == "row_sum":
-                self._accumulate(x, g)
-            elif op == "row_sum_of_squares":
-                self._accumulate(x, add("multiply", self._times(g, 2.0), x))
-            elif op == "row_log_sum_exp":
-                self._accumulate(x, add("multiply", g, add("exp", add("subtract", x, number))))
-            else:
-                largest = add("where", add("equal", x, number), unity, self.constant(0.0))
-                self._accumulate(x, add("multiply", g, add("divide", largest, add("row_sum", largest))))
-            return
-        if op == "where":
-            nothing = self.constant(0.0)
-            self._accumulate(inputs[1], add("where", inputs[0], g, nothing))
-            self._accumulate(inputs[2], add("where", inputs[0], nothing, g))
-        elif op in ("minimum", "maximum"):
-            x, y = inputs
-            wins = "less" if op == "minimum" else "greater"
-            half, nothing = self._times(g, 0.5), self.constant(0.0)
-            equal = add("equal", x, y)
-            for one_side, other in ((x, y), (y, x)):
-                share = add("where", add(wins, one_side, other), g, add("where", equal, half, nothing))
-                self._accumulate(one_side, share)
-        elif op in ("add", "subtract"):
-            self._accumulate(inputs[0], g)
-            self._accumulate(inputs[1], g if op == "add" else add("negative", g))
-        elif op == "multiply":
-            x, y = inputs
-            self._accumulate(x, add("multiply", g, y))
-            self._accumulate(y, add("multiply", g, x))
-        elif op == "divide":
-            x, y = inputs
-            quotient = add("divide", g, y)
-            self._accumulate(x, quotient)
-            self._accumulate(y, add("negative", add("multiply", quotient, number)))
-        elif len(inputs) == 1:
-            slope = self._slope(op, inputs[0], number, g)
-            if slope is not None:
-                self._accumulate(inputs[0], slope)
 
-    def _slope(self, op: str, x: int, y: int, g: int) -> int | None:
-        """Return g times the derivative of y = op(x); None where that is 0."""
-        add, unity = self.add, self.constant(1.0)
-        if op in ("cast",):
-            return g
-        if op == "negative":
-            return add("negative", g)
-        if op == "exp":
-            return add("multiply", g, y)
-        if op == "log":
-            return add("divide", g, x)
-        if op == "sqrt":
-            return add("divide", self._times(g, 0.5), y)
-        if op == "rsqrt":
-            return add("multiply", self._times(g, -0.5), add("multiply", y, add("multiply", y, y)))
-        if op == "tanh":
-            return add("multiply", g, add("subtract", unity, add("multiply", y, y)))
-        if op == "sigmoid":
-            return add("multiply", g, add("multiply", y, add("subtract", unity, y)))
-        if op == "erf":
-            return add("multiply", self._times(g, 2 / math.sqrt(math.pi)), self._bell(x, -1.0))
-        if op == "silu":
-            s = add("sigmoid", x)
-            return add("multiply", g, add("add", s, add("multiply", y, add("subtract", unity, s))))
-        if op == "gelu":
-            below = self._times(add("add", unity, add("erf", self._times(x, math.sqrt(0.5)))), 0.5)
-            density = self._times(self._bell(x, -0.5), 1 / math.sqrt(2 * math.pi))
-            return add("multiply", g, add("add", below, add("multiply", x, density)))
-        nothing = self.constant(0.0)
-        if op == "relu":
-            return add("where", add("greater", x, nothing), g, nothing)
-        if op == "absolute":
-            negative = add("where", add("less", x, nothing), add("negative", g), nothing)
-            return add("where", add("greater", x, nothing), g, negative)
-        return None  # rint, and conditions
+def _divided(g: Any, y: Any, a: Any, b: Any) -> tuple[Any, Any]:
+    quotient = g / b
+    return quotient, -(quotient * y)
 
-    def _bell(self, x: int, factor: float) -> int:
-        """Return exp(factor * x * x)."""
-        return self.add("exp", self._times(self.add("multiply", x, x), factor))
 
-    def _is_column(self, number: int) -> bool:
-        """Return True for a node with one number a row."""
-        columns = {f"{COTANGENT}{i}" for i, output in enumerate(self._graph.outputs) if output.kind == "column"}
-        columns |= {operand.name for operand in self._graph.operands if operand.kind == "column"}
-        operands = tuple(GraphOperand(name, "column") for name in sorted(columns))
-        others = {node.value for node in self.nodes if node.op == "operand"} - columns
-        known = EpilogueGraph(tuple(self.nodes), (), (*operands, *(GraphOperand(name, "matrix") for name in others)))
-        return known.kinds()[number] == "column"
+def _shared(g: Any, first: Any, second: Any, both: Any) -> tuple[Any, Any]:
+    """Return the gradients of two numbers of which one is taken, or of `both` a half each."""
+    half = where(both, g * 0.5, 0.0)
+    return where(first, g, half), where(second, g, half)
+
+
+def _of_silu(g: Any, y: Any, x: Any) -> Any:
+    share = sigmoid(x)
+    return g * (share + y * (1.0 - share))
+
+
+def _of_gelu(g: Any, y: Any, x: Any) -> Any:
+    below = (1.0 + erf(x * math.sqrt(0.5))) * 0.5
+    return g * (below + x * (np.exp(x * x * -0.5) * (1 / math.sqrt(2 * math.pi))))
+
+
+def _of_maximum(g: Any, y: Any, x: Any) -> Any:
+    largest = where(x == y, 1.0, 0.0)
+    return g * (largest / row_sum(largest))
+
+
+# Of y = op(x) or op(a, b): g times the derivative by each input, from g, y and the inputs; 0 of other operations.
+_TERMS: dict[str, Callable[..., Any]] = {
+    "add": lambda g, y, a, b: (g, g),
+    "subtract": lambda g, y, a, b: (g, -g),
+    "multiply": lambda g, y, a, b: (g * b, g * a),
+    "divide": _divided,
+    "minimum": lambda g, y, a, b: _shared(g, a < b, b < a, a == b),
+    "maximum": lambda g, y, a, b: _shared(g, a > b, b > a, a == b),
+    "where": lambda g, y, condition, a, b: (None, where(condition, g, 0.0), where(condition, 0.0, g)),
+    "cast": lambda g, y, x: g,
+    "negative": lambda g, y, x: -g,
+    "absolute": lambda g, y, x: where(x > 0.0, g, where(x < 0.0, -g, 0.0)),
+    "relu": lambda g, y, x: where(x > 0.0, g, 0.0),
+    "exp": lambda g, y, x: g * y,
+    "log": lambda g, y, x: g / x,
+    "sqrt": lambda g, y, x: g * 0.5 / y,
+    "rsqrt": lambda g, y, x: g * -0.5 * (y * (y * y)),
+    "tanh": lambda g, y, x: g * (1.0 - y * y),
+    "sigmoid": lambda g, y, x: g * (y * (1.0 - y)),
+    "erf": lambda g, y, x: g * (2 / math.sqrt(math.pi)) * np.exp(x * x * -1.0),
+    "silu": _of_silu,
+    "gelu": _of_gelu,
+    "row_sum": lambda g, y, x: g,
+    "row_sum_of_squares": lambda g, y, x: g * 2.0 * x,
+    "row_log_sum_exp": lambda g, y, x: g * np.exp(x - y),
+    "row_maximum": _of_maximum,
+}

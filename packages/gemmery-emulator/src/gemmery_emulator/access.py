@@ -18,7 +18,7 @@ from gemmery_emulator.memory import LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDO
 from gemmery_emulator.op import FETCHES, LENGTHS, NUMPY, POLICY, SCOPES, SPACES, STORED, Kinds, Mask, sort_by_kind
 from gemmery_emulator.ptx import Address, Immediate, Instruction, Not, Opcode, Register, Vector
 from gemmery_emulator.reach import Copies
-from gemmery_emulator.steps import Handler, LaneStep, Lowering, Read, Step, lane_step, on_unit, only_constant, refused
+from gemmery_emulator.steps import Handler, Lowering, Read, Step, lane_step, on_unit, only_constant, refused
 
 WINDOWS = {"shared": SHARED_WINDOW, "shared::cluster": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAMETER_WINDOW}
 _TYPES = (*(f"{kind}{bits}" for kind in "bus" for bits in (8, 16, 32, 64)), "f32", "f64")
@@ -151,7 +151,7 @@ def _move(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     if isinstance(source, Vector):
         return _pack(lowering, instruction, kind, source)
     read, write = lowering.read(source, kind, instruction), lowering.write(target, kind, instruction)
-    return LaneStep(lane_step(lambda value: value, [read], [write]), None, ((source, kind),), ((target, kind),))
+    return lane_step(lambda value: value, [read], [write])
 
 
 def _parts(instruction: Instruction, kind: str, parts: Vector) -> tuple[str, list[Any]]:

@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 from gemmery.banks import WARP
 from gemmery.errors import EmulationError
 from gemmery_emulator import specials
-from gemmery_emulator.blocks import Block
-from gemmery_emulator.lower import Engine, LoweredKernel
+from gemmery_emulator.lower import Block, Engine, LoweredKernel
 from gemmery_emulator.machine import LaunchConfig, Machine, Observer, Observers, Places, UnitState, report_misuse
 from gemmery_emulator.memory import Global, Own, Space, is_as_remembered, remembered
 from gemmery_emulator.op import Flags, Indices, Mask, Values, lowest, warps_in
@@ -67,7 +66,7 @@ class LockStep:
         self.local = Own(self.threads if local else 1, local, self.threads)  # no part for each thread if there is none
         self.parameters = np.frombuffer(launch.parameters or b"\0", np.uint8)
         self.observers = Observers(())
-        self._observers = tuple(observers)
+        self.watching = tuple(observers)  # those that asked to be told of events
         self.registers = list(program.zeros)
         for name, slot in program.provided.items():
             self.registers[slot] = specials.value(self, name)
@@ -77,8 +76,8 @@ class LockStep:
         self.elapsed = self.changes = 0
         self.at_end: list[Callable[[], None]] = []
         self._units: dict[Callable[[Machine], Any], Any] = {}
-        self._program = program
-        self._waiting = Waiting(self, program)
+        self.program = program
+        self.waiting = Waiting(self, program)
         self._limits = max_steps, seconds
         self.ended = 0  # the number of the instruction after the latest step
         self._engine: Engine | None = None  # what runs compiled blocks
@@ -115,12 +114,12 @@ class LockStep:
 
     def run(self) -> None:
         """Run every thread to its end."""
-        for observer in self._observers:
+        for observer in self.watching:
             observer.start(self)
-        self.observers = Observers([part for observer in self._observers for part in observer.parts()])
-        spinning = Spinning(self, self._waiting, self._program, *self._limits)
-        if self._program.engine is not None and self._order is None:
-            self._engine = self._program.engine(self)
+        self.observers = Observers([part for observer in self.watching for part in observer.parts()])
+        spinning = Spinning(self, *self._limits)
+        if self.program.engine is not None and self._order is None:
+            self._engine = self.program.engine(self)
         while True:
             if self._engine is not None and (steps := self._engine.run(spinning.allowance())):
                 spinning.look(self._engine.ran, steps)
@@ -138,23 +137,9 @@ class LockStep:
         self.shared.release()
         self.local.release()
 
-    @property
-    def program(self) -> LoweredKernel:
-        """The kernel that runs."""
-        return self._program
-
-    @property
-    def watching(self) -> Sequence[Observer]:
-        """Those that asked to be told of events."""
-        return self._observers
-
     def waits_plainly(self) -> bool:
         """Whether threads wait at barriers alone, and the lowest instruction comes first."""
-        return self._order is None and self._waiting.plainly
-
-    def parked(self) -> Flags:
-        """The threads that wait at barriers; empty if none ever has."""
-        return self._waiting.at_barriers.parked
+        return self._order is None and self.waiting.plainly
 
     def current_registers(self) -> list[Any]:
         """The registers, up to date."""
@@ -164,15 +149,15 @@ class LockStep:
 
     def _step(self) -> bool:
         """Execute one basic block of the threads whose turn it is; False when all have ended."""
-        places, stop = self.places, self._program.stop
+        places, stop = self.places, self.program.stop
         if places.each is None:
             if places.at == stop:
                 return False
-            self._execute(self._program.blocks[places.at], None, places.at)
+            self._execute(self.program.blocks[places.at], None, places.at)
             return True
-        ready = self._waiting.turn()
+        ready = self.waiting.turn()
         if ready is None:
-            return self._waiting.resolve()
+            return self.waiting.resolve()
         if self._order is not None:
             rank = np.where(ready, self._order, self.warps)
             ready = rank == rank.min()
@@ -185,7 +170,7 @@ class LockStep:
         if mask is None:
             places.each = None
         places.at, self._ran = at, mask
-        self._execute(self._program.blocks[at], mask, at)
+        self._execute(self.program.blocks[at], mask, at)
         if self._order is not None:
             places.part()
         return True
@@ -194,7 +179,7 @@ class LockStep:
         if self._engine is not None:
             self._engine.lend(at)
         if block.gathering is not None and mask is not None:
-            mask = self._waiting.gather(block.gathering, mask)
+            mask = self.waiting.gather(block.gathering, mask)
             if not np.count_nonzero(mask):
                 return
         warps, threads = self.warps, self.threads
@@ -211,7 +196,7 @@ class LockStep:
     def end_block(self, block: Block, mask: Mask, at: int) -> None:
         """Send the threads that have executed a block on."""
         if block.waits:
-            mask = self._waiting.sleep(mask)
+            mask = self.waiting.sleep(mask)
             if mask is not None and not np.count_nonzero(mask):
                 return
         if not block.way:
@@ -224,11 +209,11 @@ class LockStep:
             targets = np.array(block.targets, np.int32)[cases]
             self.places.each = targets if mask is None else np.where(mask, targets, self.places.part())
         elif block.way == "barrier":
-            self._waiting.at_barriers.arrive(block.last - 1, mask, at)
+            self.waiting.at_barriers.arrive(block.last - 1, mask, at)
         else:
             if block.way == "trap":
                 self._trap(block, mask)
-            self._branch(block, mask, at, self._program.stop)
+            self._branch(block, mask, at, self.program.stop)
 
     def _branch(self, block: Block, mask: Mask, at: int, target: int) -> None:
         if block.guard is None:
@@ -264,10 +249,8 @@ class LockStep:
 class Spinning:
     """Keeps the state of the chunk at one time and compares later states with it (Brent's search for a cycle)."""
 
-    def __init__(
-        self, machine: LockStep, waiting: Waiting, program: LoweredKernel, limit: int = LIMIT, seconds: float = inf
-    ) -> None:
-        self._machine, self._waiting, self._program = machine, waiting, program
+    def __init__(self, machine: LockStep, limit: int = LIMIT, seconds: float = inf) -> None:
+        self._machine, self._waiting, self._program = machine, machine.waiting, machine.program
         self._limit, self._seconds, self._end = limit, seconds, time.thread_time() + seconds
         self._spaces: tuple[Space, ...] = machine.shared, machine.local, machine.memory
         self._turn: set[int] = set()  # the basic blocks of the loop

@@ -8,7 +8,7 @@ store, an address or a branch uses it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Protocol
@@ -16,14 +16,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from gemmery_emulator import access, convergence, reach, specials
-from gemmery_emulator.blocks import Block, Usage, each_bit, joined, live, slots_of
 from gemmery_emulator.control import Barrier, End, LoweredBarrier, lowered_barrier
+from gemmery_emulator.convergence import Gathering
 from gemmery_emulator.counters.merging import Merge, merged
 from gemmery_emulator.hopper.wgmma import checked_sums
 from gemmery_emulator.instructions import find, written
 from gemmery_emulator.machine import Machine
 from gemmery_emulator.op import Mask, Op
-from gemmery_emulator.ptx import Address, Instruction, Label, Not, PtxKernel, Special
+from gemmery_emulator.ptx import Address, Instruction, Label, Not, Operand, PtxKernel, Special, names_of
 from gemmery_emulator.ptx.body import SWITCH, case
 from gemmery_emulator.ptx.module import without_collection
 from gemmery_emulator.steps import Faster, Handler, Lowering, Read, Step, refused
@@ -48,6 +48,21 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True)
+class Block:
+    """A basic block: instructions first ... last - 1, of which the machine itself executes the one that ends it."""
+
+    first: int
+    last: int
+    steps: tuple[Step, ...]
+    way: str  # how it ends, as End.way says; "" if the next block follows
+    guard: Read | None  # whether a thread takes the branch; for a switch the index of the target
+    targets: tuple[int, ...]  # blocks; `stop` is the number of blocks
+    waits: bool  # a single instruction, repeated until it succeeds
+    barrier: LoweredBarrier | None  # at its end
+    gathering: Gathering | None  # whom its threads wait for before it
+
+
+@dataclass(frozen=True)
 class LoweredKernel:
     """A kernel, ready for any launch."""
 
@@ -57,7 +72,6 @@ class LoweredKernel:
     provided: dict[str, int]  # special registers and addresses of variables
     zeros: tuple[Any, ...]  # the initial value of each slot
     followed: frozenset[int] = frozenset()  # slots of registers that may be read before they are written
-    single: tuple[Step | None, ...] = ()  # the step of each instruction alone; None for the end of a block
     engine: Callable[[Any], Engine | None] | None = None  # what runs compiled blocks of a machine, if there is any
     native: Any = None  # the compiled blocks, which the engine keeps here
 
@@ -92,14 +106,8 @@ def lowered(kernel: PtxKernel, faster: Faster | None = None) -> LoweredKernel:
     lowering.followed = followed(lowering, blocks)
     if lowering.followed or kernel.local:
         blocks = [_block(lowering, number, *each) for each in ranges]
-    single: list[Step | None] = [None] * len(kernel.instructions)
-    for block in blocks:
-        single[block.first : block.first + len(block.steps)] = block.steps
-    blocks = joined(lowering, blocks)
     slots = frozenset(slot for slot in lowering.slots.values() if lowering.followed >> slot & 1)
-    return LoweredKernel(
-        kernel, tuple(blocks), lowering.slots, lowering.provided, tuple(lowering.zeros), slots, tuple(single)
-    )
+    return LoweredKernel(kernel, tuple(blocks), lowering.slots, lowering.provided, tuple(lowering.zeros), slots)
 
 
 def _starts(kernel: PtxKernel) -> list[int]:
@@ -319,7 +327,7 @@ def _accessed(lowering: Lowering, instruction: Instruction) -> tuple[int, int]:
 
 def followed(lowering: Lowering, blocks: Sequence[Block]) -> int:
     """The registers that some way through a kernel reads first, and those computed from them, as bits by slot."""
-    kernel, uses = lowering.kernel, []
+    kernel, uses = lowering.kernel, list[tuple[int, int]]()
     accesses = [_accessed(lowering, instruction) for instruction in kernel.instructions]
     for block in blocks:
         read = wrote = 0
@@ -327,10 +335,10 @@ def followed(lowering: Lowering, blocks: Sequence[Block]) -> int:
             (reads, writes), guard = accesses[index], kernel.instructions[index].guard
             read |= (reads | slots_of(lowering, [guard] if guard else [])) & ~wrote
             wrote |= 0 if guard else writes
-        uses.append(Usage(0, read, wrote))
+        uses.append((read, wrote))
     if any(instruction.opcode.name == "brx" for instruction in kernel.instructions):
         return 0  # calls through pointers: what a function returns is written in a block that this order does not show
-    first = live(blocks, uses)[0][0]
+    first = _read_first(blocks, uses)
     passing = []
     for instruction, (reads, writes) in zip(kernel.instructions, accesses, strict=True):
         if kernel.local and instruction.opcode.name == "ld" and instruction.opcode.space in ("local", ""):
@@ -343,3 +351,34 @@ def followed(lowering: Lowering, blocks: Sequence[Block]) -> int:
         for reads, writes in passing:
             first |= writes if reads & first else 0
     return first
+
+
+def _read_first(blocks: Sequence[Block], uses: Sequence[tuple[int, int]]) -> int:
+    """The registers that a thread may read before it writes them, from those that each block so reads and writes."""
+    before, grown = [read for read, _ in uses] + [0], True
+    while grown:
+        grown = False
+        for number in reversed(range(len(blocks))):
+            block, (read, wrote) = blocks[number], uses[number]
+            leaves = block.way in ("branch", "exit", "trap") and block.guard is None
+            for target in (*block.targets, *(() if leaves else (number + 1,))):
+                read |= before[target] & ~wrote
+            grown |= read != before[number]
+            before[number] = read
+    return before[0]
+
+
+def slots_of(lowering: Lowering, operands: Iterable[Operand]) -> int:
+    """Return the registers among operands, as bits of an integer."""
+    bits = 0
+    for name in names_of(operands):
+        bits |= 1 << lowering.slots[name] if name in lowering.slots else 0
+    return bits
+
+
+def each_bit(registers: int) -> Iterator[int]:
+    """Yield the numbers of the bits that are set."""
+    while registers:
+        lowest = registers & -registers
+        yield lowest.bit_length() - 1
+        registers ^= lowest

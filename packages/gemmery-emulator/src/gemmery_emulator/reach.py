@@ -39,22 +39,17 @@ class Copies:
         self._machine = machine
         self.committed: Any = 0  # groups of each thread; an int while all agree
         self.bytes = 0  # of data that has not landed
-        self._under_way: list[Copy] = []
-
-    @property
-    def under_way(self) -> list[Copy]:
-        """The copies that have not landed, in the order in which they began."""
-        return self._under_way
+        self.under_way: list[Copy] = []  # in the order in which they began
 
     def resume(self, under_way: list[Copy], committed: Any) -> None:
         """Go on with these copies, after compiled code had them."""
-        self._under_way, self.committed = under_way, committed
+        self.under_way, self.committed = under_way, committed
         self.bytes = sum(copy.data.nbytes for copy in under_way)
 
     def add(self, copy: Copy) -> None:
         """Start copies; they belong to the group that their threads commit next."""
         group = self.committed if isinstance(self.committed, int) else self.committed[copy.threads]
-        self._under_way.append(replace(copy, group=group))
+        self.under_way.append(replace(copy, group=group))
         self.bytes += copy.data.nbytes
 
     def commit(self, mask: Mask) -> None:
@@ -74,7 +69,7 @@ class Copies:
             ended = copy.group <= (newest if isinstance(newest, int) else newest[copy.threads])
             return np.asarray(ended if mask is None else ended & mask[copy.threads])
 
-        self.resume(landed(self._under_way, ready, self._land), self.committed)
+        self.resume(landed(self.under_way, ready, self._land), self.committed)
 
     def wait_all(self, mask: Mask) -> None:
         """Land all copies of these threads."""

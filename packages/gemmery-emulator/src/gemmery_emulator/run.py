@@ -223,7 +223,6 @@ def emulated(
     counters = Counters(program.kernel, program.merges)
     findings = Findings() if check else None
     run(program, launch, memory, (counters, *((findings,) if findings else ()), *observers), **options)
-    counters.forget_accesses()
     faults, warnings = (findings.sorted(), findings.warnings()) if findings else ((), ())
     unwritten = findings.unwritten if findings else {}
     counted = counters.counts

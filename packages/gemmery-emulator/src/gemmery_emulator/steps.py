@@ -6,7 +6,7 @@ Everything known before a launch is looked up once, so that a step costs little 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
@@ -42,21 +42,6 @@ WAYS_OUT = (
     "put plain C++ in its place, for example under #ifdef EMULATED and options=('-DEMULATED',); another "
     "arch= helps where the source takes another path there"
 )
-
-
-@dataclass(frozen=True)
-class LaneStep:
-    """The step of an instruction that computes its results lane by lane, without a guard, from its operands alone."""
-
-    whole: Step
-    meaning: Callable[..., Any] | None  # None for a move
-    sources: Sequence[tuple[Operand, str]]  # with the PTX type that each is read as
-    targets: Sequence[tuple[Operand, str]]
-    several: bool = False  # whether `meaning` returns a tuple, of as many results as there are targets or more
-
-    def __call__(self, machine: Machine, mask: Mask) -> None:
-        """Execute the instruction alone."""
-        self.whole(machine, mask)
 
 
 def drop(registers: list[Any], mask: Mask, value: Any) -> None:
@@ -197,12 +182,7 @@ class Lowering:
             return partial(_of_warps, meaning, reads, writes)
         if op.complement is not None and len(results) == 2:
             meaning = pair(meaning, op.complement)
-        several = len(result_kinds) > 1
-        step = lane_step(meaning, reads, writes, several)
-        if op.carry:
-            return step
-        operands_read, written = zip(sources, kinds, strict=True), zip(results, result_kinds, strict=False)
-        return LaneStep(step, meaning, tuple(operands_read), tuple(written)[: None if several else 1], several)
+        return lane_step(meaning, reads, writes, several=len(result_kinds) > 1)
 
     def meaning(self, op: Op) -> Callable[..., Any]:
         """Return an op's function, or the faster one that this launch has for it."""

@@ -321,24 +321,3 @@ def test_matrices_cost_what_their_rows_do(kind, matrices, trans):
     pattern = {"active": "ffffffff", "offsets": (32 * LANES).tolist()}
     shared = counted_by_a_warp(f"{kind}.x{matrices}{trans}.b16", pattern).shared
     assert (shared.requests, shared.wavefronts, shared.wavefronts_ideal) == (1, 2 * matrices, matrices)
-
-
-def test_accesses_counted_together_add_up_to_the_same(monkeypatch):
-    """Those of few threads wait until there are many; masks, repeated addresses, other spaces and merges included."""
-    random = np.random.default_rng(3)
-    events = []
-    for turn in range(60):  # more lanes than are counted at a time
-        flags = random.random(128) < 0.7
-        mask = [None, flags, None if flags.all() else flags & (np.arange(128) < 64)][turn % 3]
-        scattered = 8 * random.integers(1, 512, 128)
-        for addresses in (scattered, 8 * np.arange(1, 129) + 8 * turn, np.int64(8)):
-            events += [shared(addresses, mask), moved(addresses, mask), shared(addresses, mask, kind="red", index=END)]
-            events.append(Access(FMA, "local", "st", np.asarray(addresses), mask, 4))
-    merges = {FIRST: Merge(FIRST, (FIRST, SECOND), 8, -8), LOAD: Merge(LOAD, (LOAD,), 8, -8)}
-    together = accessed(*events, merges=merges)
-    monkeypatch.setattr("gemmery_emulator.counters.FEW", 0)
-    alone = accessed(*events, merges=merges)
-    for merged in (True, False):
-        assert together.counts(merged) == alone.counts(merged)
-        assert together.counts(merged).shared.loads.bank_conflicts > 0
-        assert together.counts(merged).local.stores.sectors > 0

@@ -173,6 +173,25 @@ def test_warpgroups_that_ask_for_more_registers_than_the_launch_has_are_found(th
     assert all(f"launched with {launched} " in one.message for one in found)
 
 
+APART = """
+extern "C" __global__ void __launch_bounds__(128, 1) f(int* out) {{
+  if (threadIdx.x < 64) {{ asm volatile("setmaxnreg.dec.sync.aligned.u32 24;"); out[threadIdx.x] = 1; }}
+  else {{ {other} out[threadIdx.x] = 2; }}
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("other", "words"), [(24, ""), (32, "another number"), (0, "without the rest of the warpgroup")]
+)
+def test_warps_of_a_warpgroup_ask_for_the_same_registers(other, words):
+    """In one instruction or in several, as Triton writes one for each role of a warp."""
+    asks = f'asm volatile("setmaxnreg.dec.sync.aligned.u32 {other};");' if other else ""
+    found = emulate(APART.format(other=asks), "f", 2, 128, [np.zeros(128, np.int32)], 0, ARCH).findings
+    assert [one.kind for one in found] == ["misuse"] * bool(words)
+    assert all(words in one.message for one in found)
+
+
 # ---- boxes ----
 
 

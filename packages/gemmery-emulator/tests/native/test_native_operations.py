@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,16 +13,24 @@ from gemmery.cpu import jit, target
 from gemmery.cpu.ir import Module
 from gemmery.cpu.ir_types import SIZES
 from gemmery_emulator.instructions import COMPUTED
-from gemmery_emulator.kernels.native.block_operations import TYPES, WITH_CONSTANT, emit, emitter, lanes
+from gemmery_emulator.kernels.native.block_operations import TYPES, emit, emitter, lanes
 from gemmery_emulator.kernels.native.frames import LANES
 from gemmery_emulator.op import NUMPY
 
 COUNT = 1 << 12
 HOST = target.host()
+WITH_CONSTANT = ("lop3.b32", "prmt.b32")  # whose code differs by the last operand
+
+
+def code_of(spelling: str, both: bool = False) -> Callable[..., Any] | None:
+    op, last = COMPUTED[spelling], spelling in WITH_CONSTANT
+    return emitter(op, HOST, (*(False,) * (len(op.operands) - last), *(True,) * last), both)
+
+
 CODED = [
     spelling
     for spelling, op in COMPUTED.items()
-    if op.scope == "lane" and not op.carry and emitter(spelling, HOST.has_fma) is not None
+    if op.scope == "lane" and not op.carry and code_of(spelling) is not None
 ]
 EDGES = {
     "i": [0, 1, 2, 3, 31, 32, 33, 63, 64, 65, 127, 128, 255, 256, 0x7FFF, 0x8000, 0xFFFF, 2**31 - 1, 2**31, 2**32 - 1],
@@ -51,7 +61,7 @@ def in_memory(kind: str) -> str:
 
 def add_function(module: Module, name: str, spelling: str, constant: int | None, both: bool) -> None:
     op = COMPUTED[spelling]
-    code = emitter(spelling, HOST.has_fma)
+    code = code_of(spelling, both)
     kinds = op.operands[: len(op.operands) - (constant is not None)]
     pointers = tuple(("ptr", each) for each in ("out", "too", "a", "b", "c", "d"))
     with module.function(name, *pointers) as f, f.loop(0, COUNT, LANES) as i:
@@ -62,8 +72,7 @@ def add_function(module: Module, name: str, spelling: str, constant: int | None,
             if NUMPY[kind] == "?":
                 value = emit(f, "icmp ne", lanes("i1"), value, f.zero(value.type))
             operands.append(value)
-        extra = () if constant is None else (constant,)
-        results = code(f, *operands, *extra, **({"both": True} if both else {}))
+        results = code(f, *operands, *(() if constant is None else (np.uint32(constant),)))
         results = results if isinstance(results, tuple) else (results,)
         kinds_out = (*op.results, "pred")
         for result, kind, at in zip(results, kinds_out, ("out", "too"), strict=False):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -20,7 +19,7 @@ from gemmery_emulator.counters.merging import Merge, predicated
 from gemmery_emulator.hopper import products
 from gemmery_emulator.instructions import find
 from gemmery_emulator.machine import Access, Machine, Observer
-from gemmery_emulator.op import Indices, Mask, Op, Traits, warps_in
+from gemmery_emulator.op import Indices, Mask, Op, Traits, lowest, warps_in
 from gemmery_emulator.ptx import Instruction, Opcode, PtxKernel
 from gemmery_emulator.steps import Handler
 
@@ -31,9 +30,6 @@ SHARED = {
     **dict.fromkeys(("st", "stmatrix", "cp.async"), "stores"),
     **dict.fromkeys(("atom", "red"), "atomics"),
 }
-FEW = 1 << 11  # threads of a chunk whose accesses are counted together, up to this many lanes, which is faster
-TOGETHER = 1 << 12
-PATTERNS = 4096  # largest number of shared memory patterns kept: 2 KB each for a block of 256 threads
 
 # By instruction, then by space and field: sums in the order of the fields of Banked or Traffic.
 Counted = dict[int, dict[tuple[str, str], list[int]]]
@@ -51,13 +47,7 @@ class Counters(Observer):
         self._branches, self._divergent = [0] * size, [0] * size
         self._written: Counted = {}  # accesses as they are in the PTX
         self._wide: Counted = {}  # merged accesses, at the instruction that represents them
-        self._patterns: dict[Any, tuple[int, ...]] = {}
-        # Accesses of few threads that are not counted yet: by instruction, space, kind and width.
-        self._later: dict[tuple[int, str, str, int], list[tuple[Indices, Mask]]] = {}
         self._source: Access | None = None  # the read of the cp.async whose write is the next event
-        self._latest_copied: dict[int, tuple[tuple[Any, ...], banks.Served]] = {}
-        self._latest_served: dict[tuple[int, int], tuple[Indices, Mask, tuple[int, ...]]] = {}
-        self._latest_moved: dict[tuple[int, int], tuple[Indices, int, Mask, banks.Moved]] = {}
 
     # ---- while the kernel runs ----
 
@@ -75,39 +65,33 @@ class Counters(Observer):
             self._divergent[index] += warps_in(going) + warps_in(staying) - warps
 
     def access(self, machine: Machine, event: Access) -> None:
-        if machine.threads <= FEW and event.addresses.ndim and event.kind not in ("cp.async", "bulk"):
-            key = event.index, event.space, event.kind, event.width
-            later = self._later.setdefault(key, [])
-            later.append((event.addresses, event.mask))  # registers are never written in place
-            if len(later) * machine.threads >= TOGETHER:
-                self._count_later(*key)
-            return
-        self._count(self._written, machine, event)
-        merge = self._merges.get(event.index)
-        if merge is None or merge.first != event.index:
-            return
-        lowest = event.addresses + merge.offset
-        self._count(self._wide, machine, replace(event, addresses=lowest, width=merge.width))
-
-    def _count(self, counted: Counted, machine: Machine, event: Access) -> None:
-        if event.kind == "cp.async" and event.space == "shared":
-            cost = self._written_by_copy(machine, event)
-        elif event.space == "shared":
-            cost = self._served(machine, event) if event.kind in SHARED else ()
-        elif event.kind == "bulk":
+        if event.kind == "bulk":
             # Count a bulk copy of `width` bytes for each thread that issues one.
             copies = machine.threads if event.mask is None else int(np.count_nonzero(event.mask))
             cost = copies, -(-event.width // banks.SECTOR) * copies, event.width * copies
-        elif event.space == "local":
-            cost = _interleaved(machine.spread(event.addresses), event.mask, event.width)
+            _add(self._written, event.index, event.space, event.kind, cost)
+        elif event.kind == "cp.async" and event.space == "shared":
+            _add(self._written, event.index, event.space, event.kind, self._written_by_copy(machine, event))
+            self._source = None
         else:
-            cost = self._moved(machine, event)
-        if event.kind == "cp.async":
-            self._source = event if event.space == "global" else None
-        _add(counted, event.index, event.space, event.kind, cost)
+            addresses = machine.spread(event.addresses)
+            self.repeated(event.index, event.space, event.kind, event.width, addresses, event.mask)
+            self._source = event if event.kind == "cp.async" else self._source
+
+    def _written_by_copy(self, machine: Machine, event: Access) -> tuple[int, ...]:
+        """The cost of a cp.async's write, which depends on both ends modulo whole lines."""
+        at = to = machine.spread(event.addresses)
+        fetched: Mask = np.zeros(machine.threads, np.bool_)
+        if self._source is not None:
+            at, fetched = machine.spread(self._source.addresses), self._source.mask
+        # Idle threads may hold any address.
+        lanes, mask = _warps(to - (lowest(to) & -128), event.mask)
+        sources, reading = _warps(at - (lowest(at) & -128), fetched)
+        bypass = "cg" in self._kernel.instructions[event.index].opcode.modifiers
+        return banks.copied(lanes, sources, mask, reading, event.width, bypass)
 
     def repeated(
-        self, index: int, space: str, kind: str, width: int, addresses: Indices, mask: Mask, times: int
+        self, index: int, space: str, kind: str, width: int, addresses: Indices, mask: Mask, times: int = 1
     ) -> None:
         """Count accesses of any number of warps, each of which came so often."""
         cost = _cost(addresses, mask, space, kind, width)
@@ -130,109 +114,13 @@ class Counters(Observer):
         self._branches[index] += warps
         self._divergent[index] += divergent
 
-    def _count_later(self, index: int, space: str, kind: str, width: int) -> None:
-        """Count the accesses of one instruction that were left for later."""
-        accesses = self._later.pop((index, space, kind, width))
-        mask: Mask = None
-        if any(some is not None for _, some in accesses):
-            mask = np.concatenate([np.ones(at.shape, bool) if some is None else some for at, some in accesses])
-        addresses = np.concatenate([at for at, _ in accesses])
-        _add(self._written, index, space, kind, _cost(addresses, mask, space, kind, width))
-        merge = self._merges.get(index)
-        if merge is not None and merge.first == index:
-            _add(self._wide, index, space, kind, _cost(addresses + merge.offset, mask, space, kind, merge.width))
-
-    def _served(self, machine: Machine, event: Access) -> tuple[int, ...]:
-        """The cost in shared memory; most blocks use the same addresses, or the previous step's plus a constant."""
-        if not event.addresses.ndim and event.mask is None:
-            pattern = self._patterns.get((event.kind, event.width))
-            if pattern is None:
-                lanes = np.zeros((1, banks.WARP), np.int64)
-                pattern = self._patterns[event.kind, event.width] = banks.served(lanes, None, event.width, event.kind)
-            return tuple(machine.warps * value for value in pattern)
-        place = event.index, event.width
-        if place in self._latest_served:  # registers are never written in place, so the arrays have not changed
-            addresses, mask, served = self._latest_served[place]
-            if np.array_equal(addresses, event.addresses) and _same(mask, event.mask):
-                return served
-        served = self._served_anew(machine, event)
-        self._latest_served[place] = event.addresses, event.mask, served
-        return served
-
-    def _written_by_copy(self, machine: Machine, event: Access) -> tuple[int, ...]:
-        """The cost of a cp.async's write, which depends on both ends modulo whole lines."""
-        to, mask, source = machine.spread(event.addresses), event.mask, self._source
-        away = to - (to[0] & -128)
-        if source is None:
-            fetched: Mask = np.zeros(machine.threads, np.bool_)
-            read = away
-        else:
-            at = machine.spread(source.addresses)
-            read, fetched = at - (at[0] & -128), source.mask
-        key = away, read, mask, fetched
-        before = self._latest_copied.get(event.index)
-        if before and all(map(_same, key, before[0])):
-            return before[1]
-        # Idle threads may hold any address.
-        lowest = min(0, int(away.min())) & -128, min(0, int(read.min())) & -128
-        lanes, sources = _warps(away - lowest[0], mask), _warps(read - lowest[1], fetched)
-        bypass = "cg" in self._kernel.instructions[event.index].opcode.modifiers
-        served = banks.copied(lanes[0], sources[0], lanes[1], sources[1], event.width, bypass)
-        self._latest_copied[event.index] = key, served
-        return served
-
-    def _served_anew(self, machine: Machine, event: Access) -> tuple[int, ...]:
-        lanes = machine.spread(event.addresses).reshape(machine.blocks, -1)
-        mask = None if event.mask is None else event.mask.reshape(machine.blocks, -1)
-        if not ((lanes == lanes[0]).all() and (mask is None or (mask == mask[0]).all())):
-            return banks.served(*_warps(lanes, mask), event.width, event.kind)
-        lanes, mask = lanes[0], None if mask is None else mask[0]
-        # Bank conflicts do not change when all addresses move by the same multiple of 16 bytes.
-        lanes = lanes - (lanes.min() & -16)
-        key = (event.kind, event.width, lanes.tobytes(), None if mask is None else mask.tobytes())
-        pattern = self._patterns.get(key)
-        if pattern is None:
-            if len(self._patterns) >= PATTERNS:
-                self._patterns.clear()
-            pattern = self._patterns[key] = banks.served(*_warps(lanes, mask), event.width, event.kind)
-        return tuple(machine.blocks * value for value in pattern)
-
-    def _moved(self, machine: Machine, event: Access) -> tuple[int, ...]:
-        """The cost in global memory; in a loop, addresses are often those of the previous step plus a constant."""
-        lanes = machine.spread(event.addresses)
-        if not event.addresses.ndim and event.mask is None:
-            return machine.warps, machine.warps, machine.warps * event.width
-        first, mask = int(lanes[0]), event.mask
-        away = lanes - first
-        place = event.index, event.width
-        if place in self._latest_moved:
-            before, phase, its_mask, moved = self._latest_moved[place]
-            alike = phase == first % banks.SECTOR or moved.used == event.width * moved.requests  # one address per warp
-            if alike and np.array_equal(away, before) and _same(mask, its_mask):
-                return moved
-        moved = banks.moved(*_warps(lanes, mask), event.width)
-        self._latest_moved[place] = away, first % banks.SECTOR, mask, moved
-        return moved
-
     # ---- afterwards ----
-
-    def forget_accesses(self) -> None:
-        """Free the addresses kept from the latest accesses, at the end of a run."""
-        self._count_rest()
-        for addresses in (self._latest_copied, self._latest_served, self._latest_moved, self._patterns):
-            addresses.clear()
-        self._source = None
-
-    def _count_rest(self) -> None:
-        for key in list(self._later):
-            self._count_later(*key)
 
     def counts(self, merged: bool = True, only: Sequence[int] | None = None) -> Counts:
         """Return all counts, with those by line and by frames: as ptxas merges accesses, or as they are in the PTX.
 
         With `only`, return those of some instructions; an instruction that ptxas merges into another has none.
         """
-        self._count_rest()
         warps, threads = self._executed(merged)
         frames: dict[Frames, defaultdict[CountKey, int]] = {}
         for index, instruction in enumerate(self._kernel.instructions):
@@ -296,12 +184,6 @@ def _kind(opcode: Opcode, entry: Traits) -> tuple[str, int]:
 def _warps(addresses: Indices, mask: Mask) -> tuple[Indices, Mask]:
     shape = (-1, banks.WARP)
     return addresses.reshape(shape), None if mask is None else mask.reshape(shape)
-
-
-def _same(mask: Mask, other: Mask) -> bool:
-    if mask is None or other is None:
-        return mask is other
-    return np.array_equal(mask, other)
 
 
 def _cost(addresses: Indices, mask: Mask, space: str, kind: str, width: int) -> tuple[int, ...]:

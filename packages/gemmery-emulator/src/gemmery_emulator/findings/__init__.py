@@ -35,6 +35,10 @@ class Findings(Observer):
         self._collection = Collection()
         self._kernel: PtxKernel | None = None
         self.unwritten: dict[str, int] = {}  # bytes by array
+        self.of_shared: SharedRaces  # of the present chunk
+        self.of_global: GlobalRaces
+        self.read_only: ReadOnlyLoads
+        self.orders: Orders
 
     def sorted(self) -> tuple[Finding, ...]:
         """All findings so far, causes before what may follow from them."""
@@ -43,53 +47,33 @@ class Findings(Observer):
     def warnings(self) -> tuple[Finding, ...]:
         """What need not be a fault; after the launch."""
         if self._kernel is not None:
-            self.unwritten = self._global.unwritten()
+            self.unwritten = self.of_global.unwritten()
         return self._collection.warnings()
-
-    @property
-    def of_shared(self) -> SharedRaces:
-        """The races in shared memory, of the present chunk."""
-        return self._shared
-
-    @property
-    def of_global(self) -> GlobalRaces:
-        """The races in global memory."""
-        return self._global
-
-    @property
-    def read_only(self) -> ReadOnlyLoads:
-        """What is loaded by way of the read-only cache."""
-        return self._read_only
-
-    @property
-    def orders(self) -> Orders:
-        """Which instructions order memory."""
-        return self._orders
 
     def start(self, machine: Machine) -> None:
         self._machine = machine
         if self._kernel is None:
-            self._kernel, self._orders = machine.kernel, orders(machine.kernel)
-            self._global = GlobalRaces(machine, self._orders, self._collection)
-            self._read_only = ReadOnlyLoads(machine, self._global.reach, self._collection)
-        self._shared = SharedRaces(machine, self._orders, self._collection)
-        self._global.follow(self._shared.followed)
-        self._global.start(machine)
-        self._cluster = ClusterRaces(machine, self._collection) if may_copy(machine, self._orders) else None
+            self._kernel, self.orders = machine.kernel, orders(machine.kernel)
+            self.of_global = GlobalRaces(machine, self.orders, self._collection)
+            self.read_only = ReadOnlyLoads(machine, self.of_global.reach, self._collection)
+        self.of_shared = SharedRaces(machine, self.orders, self._collection)
+        self.of_global.follow(self.of_shared.followed)
+        self.of_global.start(machine)
+        self._cluster = ClusterRaces(machine, self._collection) if may_copy(machine, self.orders) else None
         self._peers: PeerRaces | None = None
-        if self._cluster is not None and may_access(machine, self._orders):
+        if self._cluster is not None and may_access(machine, self.orders):
             self._peers = PeerRaces(machine, self._cluster.clocks, self._collection)
-        self._tensor = TensorRaces(machine, self._orders, self._shared.followed, self._collection)
+        self._tensor = TensorRaces(machine, self.orders, self.of_shared.followed, self._collection)
 
     def parts(self) -> Sequence[Observer]:
         of_cluster = [part for part in (self._cluster, self._peers) if part is not None]
-        return (self, self._global, self._read_only, self._shared, *of_cluster, self._tensor)
+        return (self, self.of_global, self.read_only, self.of_shared, *of_cluster, self._tensor)
 
     def access(self, machine: Machine, event: Access) -> None:
-        if self._orders.publishes and event.kind in PUBLISHED and event.space != "local":
+        if self.orders.publishes and event.kind in PUBLISHED and event.space != "local":
             few = event.mask is not None and np.count_nonzero(event.mask) <= machine.warps
             if not (few and event.kind == "atom"):  # one lane of a warp takes a lock or a ticket, or waits
-                self._shared.clocks.publishing.write(event.index, event.mask, self._shared.clocks.clock)
+                self.of_shared.clocks.publishing.write(event.index, event.mask, self.of_shared.clocks.clock)
 
     def barrier(self, machine: Machine, index: int, barrier: int, mask: Mask) -> None:
         every = leaving(machine, index, barrier, mask)
@@ -130,7 +114,7 @@ class Findings(Observer):
             where += f": the address must be a multiple of {event.width}"
         else:
             kind = "out of bounds"
-            where = messages.beyond(machine, event.space, address, event.width, event.index, self._global.reach)
+            where = messages.beyond(machine, event.space, address, event.width, event.index, self.of_global.reach)
         self._broken(kind, event.index, threads, f"{does} {event.width} bytes at {where}")
 
     def diverged(self, machine: Machine, index: int, mask: Flags) -> None:

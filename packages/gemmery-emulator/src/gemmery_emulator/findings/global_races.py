@@ -34,14 +34,9 @@ class GlobalRaces(Observer):
         self._checked = _checked(self.reach, self._atomic)
         accesses = tuple(index for index, checked in enumerate(self._checked) if checked)
         fields = StampFields(accesses, machine.block_threads, machine.launch.blocks)
-        self._grid = GridHistory(machine.memory.data.size, fields, self._conflict)
+        self.grid = GridHistory(machine.memory.data.size, fields, self._conflict)
         self._handover = Handover()
         self._ids: list[Indices | range] = []  # the block numbers of each chunk so far
-
-    @property
-    def grid(self) -> GridHistory:
-        """The accesses so far."""
-        return self._grid
 
     def checks(self, index: int) -> bool:
         """Whether an instruction may race."""
@@ -54,13 +49,13 @@ class GlobalRaces(Observer):
     def start(self, machine: Machine) -> None:
         self._machine, clocks = machine, self._clocks
         mates = machine.launch.together if self._orders.meets else 1
-        self._grid.start(machine.blocks, machine.block_threads, clocks, self._handover, mates)
+        self.grid.start(machine.blocks, machine.block_threads, clocks, self._handover, mates)
         self._handover.start()
         ids = machine.block_ids  # in order they are kept as a range: 2 billion blocks would take 16 GB
         self._ids.append(range(int(ids[0]), int(ids[-1]) + 1) if (np.diff(ids) == 1).all() else ids)
         self._threads = np.arange(machine.threads)
         warps = machine.block_threads // 32
-        clocks.publishing.releases, clocks.publishing.first = self._handover.releases, self._grid.first * warps
+        clocks.publishing.releases, clocks.publishing.first = self._handover.releases, self.grid.first * warps
         # The clocks that each warp covered at its last fence: of any scope, and of a scope beyond its block.
         self._own_fence, self._fence = np.zeros((2, machine.blocks, warps, warps), np.int64)
 
@@ -73,7 +68,7 @@ class GlobalRaces(Observer):
         addresses = addresses if event.mask is None else addresses[threads]
         if self._checked[event.index]:
             writes = event.kind in UPDATES or event.kind == "st"
-            touch = self._grid.writes if writes else self._grid.reads
+            touch = self.grid.writes if writes else self.grid.reads
             touch(event.index, addresses, threads, event.width, bool(self._atomic[event.index]))
         if self._orders.hands_over:
             self._hand_over(event, threads, addresses)
@@ -86,7 +81,7 @@ class GlobalRaces(Observer):
         if not threads.size:
             return
         opcode = machine.kernel.instructions[index].opcode
-        touch = self._grid.writes if "bulk_group" in opcode.modifiers else self._grid.reads
+        touch = self.grid.writes if "bulk_group" in opcode.modifiers else self.grid.reads
         touch(index, addresses, threads, width, bool(self._atomic[index]))
 
     def fenced(self, machine: Machine, index: int, mask: Mask) -> None:
@@ -115,7 +110,7 @@ class GlobalRaces(Observer):
         covered: dict[tuple[int, int, int], Words] = {}
         blocks, own = np.divmod(threads, self._machine.block_threads)
         for block, place, address in zip(blocks.tolist(), own.tolist(), addresses.tolist(), strict=True):
-            number, warp = self._grid.first + block, place >> 5
+            number, warp = self.grid.first + block, place >> 5
             thread = number, place
             for key, fenced in ((address, -1), across), ((address, number), inside):
                 if key[1] < 0 and own_scope:
@@ -164,7 +159,7 @@ class GlobalRaces(Observer):
         for array in self._machine.memory.allocations:
             if array.name not in first or array.name in read or array.name in kernel.variables:
                 continue
-            if count := self._grid.unwritten(array.start, array.stop):
+            if count := self.grid.unwritten(array.start, array.stop):
                 missing[array.name] = count
                 if count <= 3 * (array.size - count):  # of an array of which few elements are meant, nothing is said
                     text = (
@@ -182,7 +177,7 @@ class GlobalRaces(Observer):
             flags = (self._orders.atomic | self._orders.volatile)[then]
             blocks = threads // self._machine.block_threads
             for at in np.flatnonzero(racing & flags & ~one_block):
-                number_there = int(number[at]) + self._grid.first
+                number_there = int(number[at]) + self.grid.first
                 racing[at] = not self._handover.observed(int(blocks[at]), int(addresses[at]), number_there)
         if self._event is not None and self._event.kind == "st" and racing.any():
             equal = self._orders.stores[then] & self._same(threads, addresses, number, second, together)
@@ -201,18 +196,18 @@ class GlobalRaces(Observer):
             pairs = (these, these & ~one_warp, these & ~one_block)
             strength = max(place for place, some in enumerate(pairs) if some.any())
             first = int(pairs[strength].argmax())
-            where = int(number[first] + self._grid.first) - 1
+            where = int(number[first] + self.grid.first) - 1
             place = self._block_id(where), int(second[first])
             thread, address = int(threads[first]), int(addresses[first])
-            clock = int(others[first]) >> self._grid.fields.clock_at
+            clock = int(others[first]) >> self.grid.fields.clock_at
             reason = messages.reason(machine, kind, self._handover.releases.missed.get((place[1] & 31, clock)))
             message = partial(messages.grid_race, machine, index, thread, address, other, place, reason)
             self._collection.add(machine, kind, index, thread, int(these.sum()), message, other, strength)
 
     def _pairs(self, threads: Words, others: Words) -> tuple[Words, Words, Words, Flags, Flags]:
         """Of other accesses the instructions, threads and blocks, and whether they are of the same warps and blocks."""
-        fields = self._grid.fields
-        second, number = fields.threads(others), fields.blocks(others) - self._grid.first
+        fields = self.grid.fields
+        second, number = fields.threads(others), fields.blocks(others) - self.grid.first
         block, own = np.divmod(threads, self._machine.block_threads)
         one_block: Flags = block == number
         return fields.instructions(others), second, number, one_block & (own >> 5 == second >> 5), one_block
@@ -227,7 +222,7 @@ class GlobalRaces(Observer):
 
     def _same(self, threads: Words, addresses: Words, number: Words, second: Words, together: bool) -> Flags:
         """Stores of the value that the other thread stored: the order does not matter."""
-        machine, size = self._machine, self._grid.granule
+        machine, size = self._machine, self.grid.granule
         own = stored(self._event, machine, threads, addresses, size)
         if together:
             other = stored(self._event, machine, number * machine.block_threads + second, addresses, size)

@@ -154,7 +154,7 @@ class GridHistory:
         self._latest = LatestReads(self._keep_read)
         self._reads_before = np.full(fields.atomic, -1)  # the access that reads before each one that writes
         self._someone, self._block = fields.someone, fields.same_block
-        self._before = 1  # the number of the chunk's first block
+        self.first = 1  # the number of the chunk's first block
         self._blocks = 0
 
     @property
@@ -162,15 +162,10 @@ class GridHistory:
         """Bytes of a granule."""
         return 1 << self._shift
 
-    @property
-    def first(self) -> int:
-        """The number of the chunk's first block."""
-        return self._before
-
     def start(self, blocks: int, threads: int, clocks: Clocks, handover: Handover, cluster: int) -> None:
         """Start a chunk of `blocks` blocks of `threads` threads in whole warps, with `cluster` blocks per cluster."""
         self._latest.settle_all()
-        self._before += self._blocks
+        self.first += self._blocks
         self._blocks, self._threads, self._cluster = blocks, threads, cluster
         self._clocks, self._handover = clocks, handover
         self._ticks = -1
@@ -180,7 +175,7 @@ class GridHistory:
         if self._ticks != self._clocks.ticks:
             self._ticks = self._clocks.ticks
             clocks = np.broadcast_to(self._clocks.clock, (self._blocks, self._threads // 32))
-            numbers = np.arange(self._before, self._before + self._blocks)
+            numbers = np.arange(self.first, self.first + self._blocks)
             stamps = np.repeat(clocks << self.fields.clock_at, 32, axis=1)
             stamps += (numbers << self.fields.block_at)[:, None]
             stamps += np.arange(self._threads) << self.fields.thread_at
@@ -382,7 +377,7 @@ class GridHistory:
             in_one = rows * self._threads + threads % self._threads
             unordered &= ~(inside & self._clocks.lanes_have_met(in_one, second, clock))
         if self._cluster > 1:  # within a cluster its barriers may order blocks
-            mate = (fields.blocks(then) - 1) // self._cluster == (own_block + self._before - 1) // self._cluster
+            mate = (fields.blocks(then) - 1) // self._cluster == (own_block + self.first - 1) // self._cluster
             unordered &= inside | ~mate
         if self._handover.knows_any and unordered.any():
             some = np.flatnonzero(unordered)

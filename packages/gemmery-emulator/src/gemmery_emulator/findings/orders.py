@@ -110,8 +110,6 @@ class Clocks:
         self.blocks = blocks
         self.clock = np.ones((blocks, warps), np.int64)
         self.known = np.zeros((blocks, warps, warps), np.int64)
-        self.before: list[Callable[[], None]] = []  # called before what is known changes,
-        self.meeting: list[Callable[[], None]] = []  # or these, if all warps meet
         self.publishing = Publishing(blocks, warps)
         self.ticks = 0  # how often a clock or what is known has changed
         # The latest clock of each lane that a fence.proxy.async has seen: (blocks, warps, lanes).
@@ -128,11 +126,6 @@ class Clocks:
         warps: Flags = np.zeros(self.clock.shape, np.bool_)
         warps.reshape(-1)[threads // WARP] = True
         return warps
-
-    def settle(self) -> None:
-        """Let the histories check what they have left for later."""
-        for check in self.before:
-            check()
 
     def vouched(self) -> Words:
         """`known` with each warp's own clock: what a release passes on."""
@@ -157,24 +150,19 @@ class Clocks:
         """Warps (blocks, warps) meet at a barrier: each has seen everything that any of them had."""
         self.publishing.meet(warps, self.clock)
         if warps.all():
-            for note in self.meeting:
-                note()
             self.known[:] = self.clock[:, None, :]
         else:
-            self.settle()
             self.known = np.where(warps[:, :, None], self._together(warps)[:, None, :], self.known)
         self._advance(warps)
 
     def meets_itself(self, warps: Flags) -> None:
         """The lanes of each of these warps meet: __syncwarp()."""
-        self.settle()
         block, warp = np.nonzero(warps)
         self.known[block, warp, warp] = self.clock[block, warp]
         self._advance(warps)
 
     def lanes_meet(self, lanes: Flags) -> None:
         """Some lanes (blocks, warps, 32) of each warp meet: __syncwarp() with a mask of these."""
-        self.settle()
         self.publishing.meet(lanes, self.clock)
         if self.lanes is None:
             self.lanes = np.zeros((*lanes.shape, lanes.shape[-1]), np.int64)
@@ -207,7 +195,6 @@ class Clocks:
 
         It orders a thread's own accesses alone: lanes do not see each other's by it, as they do by __syncwarp().
         """
-        self.settle()
         warps: Flags = np.any(lanes, axis=2)
         known = np.where(warps[:, :, None], self.known, 0).max(axis=1)
         self.fenced = np.maximum(self.fenced, np.maximum(known[..., None], np.where(lanes, self.clock[..., None], 0)))
@@ -217,20 +204,17 @@ class Clocks:
 
     def release(self, warps: Flags, key: Any) -> None:
         """Warps that later acquire the key in the same block see what these warps did, as with an mbarrier."""
-        self.settle()
         self._pass_on(key, self._together(warps))
         self.meets_itself(warps)
 
     def acquire(self, warps: Flags, key: Any) -> None:
         """These warps see what was released to the key."""
         if (released := self._released.get(key)) is not None:
-            self.settle()
             self.known = np.where(warps[:, :, None], np.maximum(self.known, released[:, None, :]), self.known)
             self.ticks += 1
 
     def orders(self, warps: Flags) -> None:
         """A fence between threads: earlier atomics acquire, later ones release, for each warp."""
-        self.settle()
         some = warps[:, :, None]
         self.known = np.where(some, np.maximum(self.known, self._received), self.known)
         self._at_fence = np.where(some, self.vouched(), self._at_fence)
@@ -238,7 +222,6 @@ class Clocks:
 
     def publish(self, warps: Flags, key: Any, at_fence: bool) -> None:
         """These warps write atomically and pass on what they did, or what they did before their last fence."""
-        self.settle()
         if at_fence:
             self._pass_on(key, np.where(warps[:, :, None], self._at_fence, 0).max(axis=1))
         else:
@@ -248,13 +231,11 @@ class Clocks:
     def lanes_publish(self, index: int, threads: Words, at_fence: bool = False) -> None:
         """These threads are about to `publish` or `release`, by this instruction."""
         if self.publishing.matters():
-            self.settle()
             clocks = self._at_fence.diagonal(axis1=1, axis2=2) if at_fence else self.clock
             self.publishing.publish(index, threads, clocks.reshape(-1))
 
     def has_released(self, warps: Flags) -> None:
         """What these warps (blocks, warps) do from now on is not part of what they have released to other blocks."""
-        self.settle()
         any_block: Flags = np.any(warps, axis=0, keepdims=True)  # where one block stands for all
         self._advance(warps if len(warps) == len(self.clock) else any_block)
 

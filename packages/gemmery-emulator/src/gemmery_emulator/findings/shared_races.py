@@ -20,7 +20,6 @@ from gemmery_emulator.findings.grid import stored
 from gemmery_emulator.findings.messages import EQUAL, Collection
 from gemmery_emulator.findings.orders import UPDATES, Clocks, Followed, Orders, Words
 from gemmery_emulator.findings.races import ATOMIC, CLOCK_AT, INDEX, INDEX_AT, THREAD, History
-from gemmery_emulator.findings.together import Contents
 from gemmery_emulator.hopper import cluster
 from gemmery_emulator.hopper.bulk import Bulk
 from gemmery_emulator.hopper.products import Products
@@ -39,9 +38,8 @@ class SharedRaces(Observer):
         self.clocks = Clocks(1, machine.block_threads // WARP)
         size = machine.shared.size
         zeroed = specials.GROUPS if size > machine.kernel.shared + machine.launch.shared else 0
-        self._contents = Contents(machine)
-        self._history = History(self.clocks, machine.block_threads, size, self._conflict, zeroed, self._contents)
-        self.followed = Followed(machine, self.clocks, self._history.spread)
+        self.history = History(self.clocks, machine.block_threads, size, self._conflict, zeroed)
+        self.followed = Followed(machine, self.clocks, self.history.spread)
         self._opcodes = [instruction.opcode for instruction in machine.kernel.instructions]
         # The asynchronous readers that the kernel has, how they are called, and how a thread waits for them.
         self._readers: list[tuple[Products | Bulk | Operations, str, str]] = []
@@ -53,11 +51,6 @@ class SharedRaces(Observer):
             self._readers.append(
                 (machine.unit(Operations), "tcgen05 operation", "at the mbarrier of its tcgen05.commit")
             )
-
-    @property
-    def history(self) -> History:
-        """The accesses so far."""
-        return self._history
 
     @property
     def reads_apart(self) -> bool:
@@ -76,19 +69,17 @@ class SharedRaces(Observer):
         threads, addresses = self.followed.active(event.addresses, event.mask)
         if not threads.size:
             return
-        self._history.event = event
+        self.history.event = event
         if event.kind in UPDATES:
-            self._history.updates(event.index, addresses, threads, event.width)
+            self.history.updates(event.index, addresses, threads, event.width)
         elif event.kind in STORES:
-            self._history.writes(event.index, addresses, threads, event.width, event.kind == "cp.async")
+            self.history.writes(event.index, addresses, threads, event.width, event.kind == "cp.async")
         else:
-            self._history.reads(event.index, addresses, threads, event.width)
+            self.history.reads(event.index, addresses, threads, event.width)
         self._hand_over(event, threads, addresses)
 
     def finish(self, machine: Machine) -> None:
-        """Check the accesses that were left for later, and forget all."""
-        self.clocks.settle()
-        self._history.forget()
+        self.history.forget()
 
     def converged(self, machine: Machine, mask: Mask) -> None:
         if self._orders.publishes and self.clocks.publishing.matters():
@@ -109,7 +100,7 @@ class SharedRaces(Observer):
         if self._readers:
             self._overwrite(event.index, threads, addresses & cluster.OFFSET, blocks)
         there, offsets = self.followed.listed(blocks * machine.block_threads + number, addresses & cluster.OFFSET)
-        self._history.receives(event.index, offsets, there, event.width)
+        self.history.receives(event.index, offsets, there, event.width)
 
     def _hand_over(self, event: Access, threads: Words, addresses: Words) -> None:
         """Atomics order other accesses: by release and acquire, or with fences if they are relaxed or volatile."""
@@ -157,7 +148,7 @@ class SharedRaces(Observer):
         size = machine.kernel.instructions[index].operands[2]
         assert isinstance(size, Immediate)
         threads, addresses = self.followed.listed(threads, addresses)
-        self._history.lands(index, addresses, threads, size.bits)
+        self.history.lands(index, addresses, threads, size.bits)
 
     def barrier(self, machine: Machine, index: int, barrier: int, mask: Mask) -> None:
         mask = leaving(machine, index, barrier, mask)
@@ -184,10 +175,10 @@ class SharedRaces(Observer):
 
     def ordered(self, machine: Machine, index: int, threads: Words, addresses: Words, acquired: bool) -> None:
         threads, addresses = self.followed.listed(threads, addresses)
-        self._history.event = None
+        self.history.event = None
         inside = addresses >= 0  # the barrier of a cluster has no address
         if inside.any():
-            self._history.updates(index, addresses[inside], threads[inside], 8)
+            self.history.updates(index, addresses[inside], threads[inside], 8)
         if not acquired:
             self.clocks.lanes_publish(index, threads)
         for address in np.unique(addresses).tolist():
@@ -199,21 +190,21 @@ class SharedRaces(Observer):
 
     def initialized(self, machine: Machine, index: int, threads: Words, addresses: Words) -> None:
         threads, addresses = self.followed.listed(threads, addresses)
-        self._history.event = None
-        self._history.writes(index, addresses, threads, 8)
+        self.history.event = None
+        self.history.writes(index, addresses, threads, 8)
 
     def bulk(self, machine: Machine, index: int, threads: Words, addresses: Words, what: str) -> None:
-        self._history.event = None
+        self.history.event = None
         if what == "begins":
             self._overwrite(index, np.repeat(threads, addresses.shape[1]), addresses.ravel())
         threads, addresses = self.followed.pieces(threads, addresses)
         if what == "begins":
-            self._history.writes(index, addresses, threads, 16, asynchronous=True)
+            self.history.writes(index, addresses, threads, 16, asynchronous=True)
         elif what == "lands":
-            self._history.lands(index, addresses, threads, 16, then=True)
+            self.history.lands(index, addresses, threads, 16, then=True)
         else:
             stores = np.array([not (opcode.is_bulk or opcode.family == "mbarrier") for opcode in self._opcodes])
-            self._history.reads(index, addresses, threads, 16, stores)
+            self.history.reads(index, addresses, threads, 16, stores)
 
     def warpgroup(self, machine: Machine, index: int, threads: Words) -> None:
         threads, _ = self.followed.listed(threads, np.zeros_like(threads))
@@ -225,7 +216,7 @@ class SharedRaces(Observer):
             one_warp = threads % self._machine.block_threads >> 5 == (others & THREAD) >> 5
             pairs = index, others >> INDEX_AT & INDEX, one_warp, np.ones_like(one_warp)
             racing = ~self._orders.pairs(*pairs)  # but for those that are both atomic
-            event = self._history.event
+            event = self.history.event
             if event is not None and event.kind == "st" and event.index == index:
                 equal = racing & self._same(kind, threads, addresses, others)
                 self._first_of_each(EQUAL, index, threads[equal], addresses[equal], others[equal])
@@ -274,14 +265,14 @@ class SharedRaces(Observer):
 
     def _same(self, kind: str, threads: Words, addresses: Words, others: Words) -> Flags:
         """Stores of the value that the other thread stored: the order does not matter."""
-        machine, size = self._machine, self._history.granule
-        event = self._history.event
+        machine, size = self._machine, self.history.granule
+        event = self.history.event
         own = stored(event, machine, threads, addresses, size)
         blocks = threads // machine.block_threads
         if kind == "clash":
             other = stored(event, machine, blocks * machine.block_threads + (others & THREAD), addresses, size)
         else:
-            other = self._contents.data[(blocks * machine.shared.stride + addresses)[:, None] + np.arange(size)]
+            other = machine.shared.data[(blocks * machine.shared.stride + addresses)[:, None] + np.arange(size)]
         same: Flags = np.all(own == other, axis=1) & self._orders.stores[others >> INDEX_AT & INDEX]
         return same
 

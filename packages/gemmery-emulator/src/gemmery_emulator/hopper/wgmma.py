@@ -14,12 +14,13 @@ import numpy as np
 from gemmery_emulator.exact import added as tensor_sums
 from gemmery_emulator.hopper.bulk import ROWS, RegisterMatrix, SharedTile
 from gemmery_emulator.hopper.products import THREADS, Products, WarpgroupProduct, WgmmaShape, lanes_of, shape_of
-from gemmery_emulator.machine import Machine, report_misuse
+from gemmery_emulator.machine import Machine, active, report_misuse
 from gemmery_emulator.op import Indices, Mask
 from gemmery_emulator.ptx import Immediate, Instruction, Register, Vector, names_of
 from gemmery_emulator.steps import Handler, Lower, Lowering, Read, Step, only_constant, refused
 
 _REGISTERS = 65536  # of a multiprocessor
+_ALONE = "executes a warpgroup's instruction without the rest of the warpgroup: all 128 threads must take part"
 
 
 def _calling(does: Callable[[Products, Indices], None]) -> Lower:
@@ -134,27 +135,43 @@ def _groups(machine: Machine, index: int, mask: Mask) -> Indices:
     each, own = machine.block_threads, machine.launch.block_threads
     whole = each // THREADS
     starts = (np.arange(machine.blocks)[:, None] * each + np.arange(whole) * THREADS).ravel()
-    active = np.ones(machine.threads, bool) if mask is None else mask
-    complete = active[lanes_of(starts)].all(axis=1) if whole else np.zeros(0, bool)
-    if int(complete.sum()) * THREADS != int(np.count_nonzero(active)) or own % 32:
-        apart = active.copy()
+    some = np.ones(machine.threads, bool) if mask is None else mask
+    complete = some[lanes_of(starts)].all(axis=1) if whole else np.zeros(0, bool)
+    if int(complete.sum()) * THREADS != int(np.count_nonzero(some)) or own % 32:
+        apart = some.copy()
         apart[lanes_of(starts[complete])] = False
-        what = "executes a warpgroup's instruction without the rest of the warpgroup: all 128 threads must take part"
-        report_misuse(machine, index, np.flatnonzero(apart), what)
+        report_misuse(machine, index, np.flatnonzero(apart), _ALONE)
     return starts[complete]
 
 
 class RegisterShares:
-    """The registers for each thread that the warpgroups of a chunk of blocks have asked for."""
+    """The registers for each thread that the warps of a chunk of blocks have asked for.
+
+    PTX asks for the same instruction in all warps of a warpgroup: here for as many with the same numbers, because
+    Triton writes one for each role of a warp.
+    """
 
     def __init__(self, machine: Machine) -> None:
-        groups = -(-machine.launch.block_threads // THREADS)
-        self._asked = np.zeros((machine.blocks, groups), np.int64)  # 0: not yet
+        self._machine, self._warps = machine, machine.block_threads // 32
+        groups = -(-self._warps // 4)
+        self._asked = np.zeros((machine.blocks, groups), np.int64)  # by whole warpgroups; 0: not yet
+        # By warp: what it asked for last, how often it has, and the latest instruction.
+        self._counts, self._turns, self._index = np.zeros((3, machine.blocks, groups, 4), np.int64)
+        machine.at_end.append(self._finish)
 
-    def ask(self, machine: Machine, index: int, groups: Indices, count: int, launched: int) -> None:
+    def ask(self, index: int, mask: Mask, count: int, launched: int) -> None:
         """Report warpgroups that wait for ever: all have asked, and for more than the block was launched with."""
-        blocks = groups // machine.block_threads
-        self._asked[blocks, groups % machine.block_threads // THREADS] = count
+        blocks, warps = np.divmod(np.unique(active(self._machine, mask) // 32), self._warps)
+        place = blocks, warps // 4, warps % 4
+        self._counts[place], self._index[place] = count, index
+        self._turns[place] += 1
+        groups = np.unique(np.stack(place[:2]), axis=1)
+        blocks, own = groups[:, (np.ptp(self._turns[*groups], axis=1) == 0)]
+        threads = blocks * self._machine.block_threads + own * THREADS
+        apart = np.ptp(self._counts[blocks, own], axis=1) != 0
+        what = f"asks for {count} registers, and other warps of its warpgroup for another number: ask for the same"
+        report_misuse(self._machine, index, threads[apart], what)
+        self._asked[blocks, own] = count
         counts = self._asked[blocks]
         short = (counts > 0).all(axis=1) & (counts.sum(axis=1) > launched * counts.shape[1])
         if short.any():
@@ -162,7 +179,15 @@ class RegisterShares:
                 f"waits for ever: its block's warpgroups ask for {int(counts[short][0].sum())} registers, and it was "
                 f"launched with {launched} for each thread of {counts.shape[1]} warpgroups: ask for less in setmaxnreg"
             )
-            report_misuse(machine, index, groups[short], what)
+            report_misuse(self._machine, index, threads[short], what)
+
+    def _finish(self) -> None:
+        """Report warps that have asked without the others of their warpgroup, when all threads have ended."""
+        alone = self._turns > self._turns.min(axis=2, keepdims=True)
+        for index in np.unique(self._index[alone]).tolist():
+            blocks, groups, warps = np.nonzero(alone & (self._index == index))
+            threads = blocks * self._machine.block_threads + groups * THREADS + warps * 32
+            report_misuse(self._machine, index, threads, _ALONE)
 
 
 def _registers(lowering: Lowering, instruction: Instruction, index: int) -> Step:
@@ -177,9 +202,7 @@ def _registers(lowering: Lowering, instruction: Instruction, index: int) -> Step
     if threads < THREADS:  # no bounds
         return lambda machine, mask: None
     launched = min(256, _REGISTERS // (limits.get("minnctapersm", (1,))[0] or 1) // threads // 8 * 8)
-    return lambda machine, mask: machine.unit(RegisterShares).ask(
-        machine, index, _groups(machine, index, mask), count, launched
-    )
+    return lambda machine, mask: machine.unit(RegisterShares).ask(index, mask, count, launched)
 
 
 def _of_groups(step: Lower, name: str) -> Handler:
@@ -194,6 +217,6 @@ TABLE = {
     "wgmma.wait_group": _of_groups(_wait, "wait_group"),
     "wgmma.mma_async": Handler(step=_multiply, lanes="warpgroup"),
     "setmaxnreg": Handler(
-        step=_registers, spelled=re.compile(r"setmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32"), lanes="warpgroup"
+        step=_registers, spelled=re.compile(r"setmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32"), lanes="warp"
     ),
 }

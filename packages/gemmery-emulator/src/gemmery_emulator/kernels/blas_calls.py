@@ -20,19 +20,26 @@ def products() -> Any:
     return sys.modules["gemmery"]
 
 
+class UnmappedError(Exception):
+    """An operand of a call lies outside of the device's allocations."""
+
+
 class BlasCalls:
-    """The calls of cuBLAS that a program makes: pointers of vectors and matrices are the device's or managed."""
+    """The calls of cuBLAS that a program makes: pointers of vectors and matrices are the device's or managed.
+
+    They raise UnmappedError for an operand that is not there, which the program gets as cuBLAS's MAPPING.
+    """
 
     heap: DeviceHeap
 
-    def _elements(self, address: int, kind: int, shape: tuple[int, ...], steps: tuple[int, ...]) -> NDArray[Any] | None:
+    def _elements(self, address: int, kind: int, shape: tuple[int, ...], steps: tuple[int, ...]) -> NDArray[Any]:
         """Elements of a type on the device, or of the host for a scalar, by their steps in elements."""
         dtype = np.dtype(TYPES[kind])
         size = (sum((side - 1) * step for side, step in zip(shape, steps, strict=True)) + 1) * dtype.itemsize
         if self.heap.is_device(address):
             inside = self.heap.holding(address)
             if inside is None or address + size > inside.stop:
-                return None
+                raise UnmappedError
             bytes_ = self.heap.data[address : address + size]
         else:
             bytes_ = np.frombuffer(memoryview((ctypes.c_uint8 * size).from_address(address)), np.uint8)
@@ -40,8 +47,17 @@ class BlasCalls:
         return np.lib.stride_tricks.as_strided(first, shape, tuple(step * dtype.itemsize for step in steps))
 
     def _scalar(self, address: int, kind: int) -> Any:
-        elements = self._elements(address, kind, (1,), (1,))
-        return 0 if elements is None else elements[0]
+        try:
+            return self._elements(address, kind, (1,), (1,))[0]
+        except UnmappedError:
+            return 0
+
+    def _matrix(self, address: int, kind: int, offset: int, shape: tuple[int, int], step: int) -> NDArray[Any]:
+        return self._elements(address + offset * np.dtype(TYPES[kind]).itemsize, kind, shape, (1, step))
+
+    def _vector(self, address: int, kind: int, count: int, step: int) -> NDArray[Any]:
+        elements = self._elements(address, kind, (count,), (abs(step),))
+        return elements if step > 0 else elements[::-1]
 
     def on_product(
         self, of: int, to: int, scale: int, ta: int, tb: int, m: int, n: int, k: int, alpha: int, a: int, lda: int,
@@ -57,17 +73,12 @@ class BlasCalls:
             left = self._matrix(a, of, next_a * each, (k, m) if ta else (m, k), lda)
             right = self._matrix(b, of, next_b * each, (n, k) if tb else (k, n), ldb)
             result = self._matrix(c, to, next_c * each, (m, n), ldc)
-            if left is None or right is None or result is None:
-                return MAPPING
             x, y = left.T if ta else left, right.T if tb else right
             if result.dtype != x.dtype:
                 x, y = x.astype(result.dtype), y.astype(result.dtype)
             old = None if scales[1] == 0 else result.copy()
             result[...] = products().gemm(scales[0], x, y, scales[1], old)
         return 0
-
-    def _matrix(self, address: int, kind: int, offset: int, shape: tuple[int, int], step: int) -> NDArray[Any] | None:
-        return self._elements(address + offset * np.dtype(TYPES[kind]).itemsize, kind, shape, (1, step))
 
     def on_gemv(
         self,
@@ -87,67 +98,40 @@ class BlasCalls:
         """y = alpha op(A) x + beta y, by gm.gemv."""
         matrix = self._matrix(a, kind, 0, (m, n), lda)
         vector, result = self._vector(x, kind, m if t else n, dx), self._vector(y, kind, n if t else m, dy)
-        if matrix is None or vector is None or result is None:
-            return MAPPING
         old = float(self._scalar(beta, kind))
         product = products().gemv(matrix.T if t else matrix, vector, alpha=float(self._scalar(alpha, kind)))
         result[...] = product if old == 0 else product + matrix.dtype.type(old) * result
         return 0
 
-    def _vector(self, address: int, kind: int, count: int, step: int) -> NDArray[Any] | None:
-        if step > 0:
-            return self._elements(address, kind, (count,), (step,))
-        elements = self._elements(address, kind, (count,), (-step,))
-        return None if elements is None else elements[::-1]
-
-    def _pair(self, kind: int, n: int, x: int, dx: int, y: int, dy: int) -> tuple[NDArray[Any], NDArray[Any]] | None:
-        first, second = self._vector(x, kind, n, dx), self._vector(y, kind, n, dy)
-        return None if first is None or second is None else (first, second)
-
     def on_axpy(self, kind: int, n: int, alpha: int, x: int, dx: int, y: int, dy: int) -> int:
         """y += alpha x."""
-        pair = self._pair(kind, n, x, dx, y, dy)
-        if pair is None:
-            return MAPPING
-        pair[1][...] += self._scalar(alpha, kind) * pair[0]
+        source, result = self._vector(x, kind, n, dx), self._vector(y, kind, n, dy)
+        result += self._scalar(alpha, kind) * source
         return 0
 
     def on_scal(self, kind: int, n: int, alpha: int, x: int, dx: int) -> int:
         """x *= alpha."""
         vector = self._vector(x, kind, n, dx)
-        if vector is None:
-            return MAPPING
         vector *= self._scalar(alpha, kind)
         return 0
 
     def on_copy_vector(self, kind: int, n: int, x: int, dx: int, y: int, dy: int) -> int:
         """y = x."""
-        pair = self._pair(kind, n, x, dx, y, dy)
-        if pair is None:
-            return MAPPING
-        pair[1][...] = pair[0]
+        self._vector(y, kind, n, dy)[...] = self._vector(x, kind, n, dx)
         return 0
 
     def on_dot(self, kind: int, n: int, x: int, dx: int, y: int, dy: int, to: int) -> int:
         """The sum of products of two vectors, summed in float64."""
-        pair, result = self._pair(kind, n, x, dx, y, dy), self._elements(to, kind, (1,), (1,))
-        if pair is None or result is None:
-            return MAPPING
-        result[0] = np.dot(pair[0].astype("f8"), pair[1].astype("f8"))
+        first, second = self._vector(x, kind, n, dx), self._vector(y, kind, n, dy)
+        self._elements(to, kind, (1,), (1,))[0] = np.dot(first.astype("f8"), second.astype("f8"))
         return 0
 
     def on_norm(self, kind: int, n: int, x: int, dx: int, to: int, order: int) -> int:
         """The sum of sizes, or the root of the sum of squares, in float64."""
-        vector, result = self._vector(x, kind, n, dx), self._elements(to, kind, (1,), (1,))
-        if vector is None or result is None:
-            return MAPPING
-        result[0] = np.linalg.norm(vector.astype("f8"), order)
+        self._elements(to, kind, (1,), (1,))[0] = np.linalg.norm(self._vector(x, kind, n, dx).astype("f8"), order)
         return 0
 
     def on_amax(self, kind: int, n: int, x: int, dx: int, to: int) -> int:
         """The number of the largest size, counted from 1."""
-        vector, result = self._vector(x, kind, n, dx), self._elements(to, 10, (1,), (1,))
-        if vector is None or result is None:
-            return MAPPING
-        result[0] = np.abs(vector).argmax() + 1
+        self._elements(to, 10, (1,), (1,))[0] = np.abs(self._vector(x, kind, n, dx)).argmax() + 1
         return 0

@@ -271,11 +271,7 @@ class Source:
         if (
             kind == "expression_statement"
             and inner.named_children
-            and inner.named_children[0].type
-            in (
-                "call_expression",
-                "identifier",
-            )
+            and inner.named_children[0].type in ("call_expression", "identifier")
         ):
             called = WORD.match(plain[inner.start_byte : stop].decode())
             title, kind = f"{called[0] if called else ''}()", "call"

@@ -219,37 +219,11 @@ def library(program: SourceProgram, folder: Path | None, options: Sequence[str],
     driver = compiler()
     # Without this, variables of headers are those of the first program in this process.
     alone = ["-fno-gnu-unique"] if Path(driver).name == "g++" else []
-    command = [
-        *(
-            driver,
-            *alone,
-            "-shared",
-            "-fPIC",
-            "-O1",
-            "-w",
-            "-fpermissive",
-            "-std=gnu++17",
-            "-D__CUDACC__",
-            "-D__NVCC__",
-        ),
-        *(*passed, "-I", str(where), "-I", str(into / "headers"), *beside, *searched, "-include", "cuda_runtime.h"),
-        *(
-            *openmp,
-            "-x",
-            "c++",
-            program.name,
-            *others,
-            "-x",
-            "none",
-            *in_c.values(),
-            "-o",
-            str(built),
-            "-Wl,--wrap=exit",
-            "-ldl",
-            "-lm",
-            "-lpthread",
-        ),
-    ]
+    flags = "-shared -fPIC -O1 -w -fpermissive -std=gnu++17 -D__CUDACC__ -D__NVCC__ -include cuda_runtime.h"
+    places = ["-I", str(where), "-I", str(into / "headers"), *beside, *searched]
+    libraries = ["-o", str(built), "-Wl,--wrap=exit", "-ldl", "-lm", "-lpthread"]
+    command = [driver, *alone, *flags.split(), *passed, *places, *openmp, "-x", "c++", program.name, *others]
+    command += ["-x", "none", *in_c.values(), *libraries]
     plain = [driver, "-x", "c", "-c", "-fPIC", "-O1", "-w", *passed, *beside]
     for each in (*([*plain, source, "-o", place] for source, place in in_c.items()), command):
         done = subprocess.run(each, cwd=where, capture_output=True, text=True, errors="replace", check=False)

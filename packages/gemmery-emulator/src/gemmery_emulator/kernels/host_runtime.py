@@ -25,7 +25,7 @@ from gemmery.cuda import include
 from gemmery.errors import CompileError, EmulationError
 from gemmery_emulator.arguments import BoundArguments
 from gemmery_emulator.kernels import host_part
-from gemmery_emulator.kernels.blas_calls import BlasCalls
+from gemmery_emulator.kernels.blas_calls import MAPPING, BlasCalls, UnmappedError
 from gemmery_emulator.kernels.device_heap import DeviceHeap
 from gemmery_emulator.kernels.device_part import SourceProgram, program_of
 from gemmery_emulator.kernels.host_clock import SECONDS, HostClock
@@ -87,6 +87,8 @@ class Runtime(BlasCalls):
             with self.lock:  # of the host part's threads
                 self.host.pause()
                 return int(getattr(self, f"on_{what.decode()}")(*values[:count]))
+        except UnmappedError:
+            return MAPPING
         except BaseException as error:  # also KeyboardInterrupt: none may pass through frames of C
             self.error = error
             return STOP
@@ -168,24 +170,22 @@ class Runtime(BlasCalls):
 
     def on_to_symbol(self, name: int, host: int, whole: int, data: int, size: int, offset: int) -> int:
         """Copy to a variable: of the text's kernels it may be in any, so it is kept until one has it."""
-        place = self._symbol(name, host, whole)
-        if offset + size > whole:
-            return INVALID
-        source = self._place(data, size, 0, "cudaMemcpyToSymbol from")
-        if source is None:
-            return INVALID
-        ctypes.memmove(int(self.heap.data.ctypes.data) + place + offset, source, size)
-        return 0
+        return self._copied_symbol(name, host, whole, data, size, offset, to_symbol=True)
 
     def on_from_symbol(self, name: int, host: int, whole: int, data: int, size: int, offset: int) -> int:
         """Copy from a variable."""
-        place = self._symbol(name, host, whole)
+        return self._copied_symbol(name, host, whole, data, size, offset, to_symbol=False)
+
+    def _copied_symbol(
+        self, name: int, host: int, whole: int, data: int, size: int, offset: int, *, to_symbol: bool
+    ) -> int:
+        inside = int(self.heap.data.ctypes.data) + self._symbol(name, host, whole) + offset
         if offset + size > whole:
             return INVALID
-        to = self._place(data, size, 0, "cudaMemcpyFromSymbol to")
-        if to is None:
+        other = self._place(data, size, 0, f"cudaMemcpy{'ToSymbol from' if to_symbol else 'FromSymbol to'}")
+        if other is None:
             return INVALID
-        ctypes.memmove(to, int(self.heap.data.ctypes.data) + place + offset, size)
+        ctypes.memmove(*((inside, other) if to_symbol else (other, inside)), size)
         return 0
 
     def on_symbol_address(self, name: int, host: int, whole: int, data: int, _size: int, _offset: int) -> int:

@@ -36,7 +36,7 @@ def launch_of(
 
     Raises ArgumentError for other objects and for missing arguments, CompileError, and InstallError without a compiler.
     """
-    if is_kernel(kernel):
+    if type(kernel).__module__.startswith("triton.runtime") and hasattr(kernel, "fn"):  # also with choices around it
         grid, args = _positional(kernel, launch, ("grid", "args"))
         return _of_triton(kernel, grid, args, names, arch)
     for name, value in names.items():
@@ -143,11 +143,6 @@ class PythonLaunch(NamedTuple):
     shared: int = 0
     options: tuple[str, ...] = ()
     texts: Mapping[str, str] | None = None  # the Python files, by the names in lines
-
-
-def is_kernel(value: Any) -> bool:
-    """Whether an object is a kernel of Triton, also one with choices of its parameters around it."""
-    return type(value).__module__.startswith("triton.runtime") and hasattr(value, "fn")
 
 
 def _of_triton(

@@ -16,13 +16,7 @@ from gemmery_emulator.kernels.prediction import Prediction
 from gemmery_emulator.pages import numerals
 from gemmery_emulator.run import EmulatedRun
 
-SHORT = {
-    "instructions": "instr",
-    "wavefronts": "waves",
-    "conflicts": "confl",
-    "requests": "req",
-    "divergent": "div",
-}
+SHORT = {"instructions": "instr", "wavefronts": "waves", "conflicts": "confl", "requests": "req", "divergent": "div"}
 # Left out in this order on narrow terminals.
 DISPENSABLE = ("divergent", "used", "requests", "ideal", "sectors", "flops")
 LEAST_SOURCE = 20  # characters of source that are worth showing

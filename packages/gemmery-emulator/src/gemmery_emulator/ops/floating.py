@@ -35,7 +35,7 @@ def flushed(x: Values) -> Values:
 
 def saturated(x: Values) -> Values:
     """Clamp to 0 ... 1, NaN to +0."""
-    kind = np.asarray(x).dtype.type
+    kind = x.dtype.type
     # The addition turns -0 into +0.
     return where(np.isnan(x), kind(0), np.minimum(np.maximum(x, kind(0)), kind(1)) + kind(0))
 
@@ -148,7 +148,7 @@ def _rounded_functions() -> dict[str, Op]:
 
 
 def _reciprocal(divide: Meaning, x: Values) -> Values:
-    return divide(np.asarray(x).dtype.type(1), x)
+    return divide(x.dtype.type(1), x)
 
 
 def _inverse_root(x: Values) -> Values:
@@ -204,7 +204,7 @@ def _ordered(choose: Meaning) -> Meaning:
         picked = choose(x, y)
         zeros = (picked == 0) & (x == y)
         negative = (np.signbit(x) | np.signbit(y)) if low else (np.signbit(x) & np.signbit(y))
-        kind = np.asarray(picked).dtype.type
+        kind = picked.dtype.type
         return where(zeros, np.copysign(kind(0), where(negative, kind(-1), kind(1))), picked)
 
     return extreme

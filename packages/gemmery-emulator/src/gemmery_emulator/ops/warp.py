@@ -37,7 +37,7 @@ def _bits(lanes: Array) -> Array:
 
 
 # The lane that each lane reads, from its own number, b, and the lanes of its segment.
-_SHUFFLES: dict[str, Callable[[Array, Array, Array], Array]] = {
+_SHUFFLES: dict[str, Callable[[Any, Any, Any], Any]] = {
     "up": lambda lane, b, segment: lane - b,
     "down": lambda lane, b, segment: lane + b,
     "bfly": lambda lane, b, segment: lane ^ b,
@@ -45,17 +45,22 @@ _SHUFFLES: dict[str, Callable[[Array, Array, Array], Array]] = {
 }
 
 
-def sources(mode: str, b: Array, c: Array) -> tuple[Array, Array]:
+def source_of(mode: str, lane: Any, b: Any, c: Any) -> tuple[Any, Any]:
     """The lane that each lane reads in a shfl.sync.up, .down, .bfly or .idx, itself if the source is out of range, and
-    whether it is in range: (warps, 32), or one row for all warps.
+    whether it is in range.
     """
+    segment = c >> 8 & 31
+    limit = lane & segment | c & 31 & ~segment
+    source = _SHUFFLES[mode](lane, b & 31, segment)
+    inside = source >= limit if mode == "up" else source <= limit
+    return np.where(inside, source, lane), inside
+
+
+def sources(mode: str, b: Array, c: Array) -> tuple[Array, Array]:
+    """The same for the lanes of warps: (warps, 32), or one row for all warps."""
     # One row for all warps if the array repeats one value.
     b, c = ((x[:1] if x.strides[0] == 0 else x).astype("i4") for x in (b, c))
-    segment = c >> 8 & 31
-    limit = LANES & segment | c & 31 & ~segment
-    source = _SHUFFLES[mode](LANES, b & 31, segment)
-    inside = source >= limit if mode == "up" else source <= limit
-    source, inside = np.broadcast_arrays(np.where(inside, source, LANES), inside)
+    source, inside = np.broadcast_arrays(*source_of(mode, LANES, b, c))
     return source, inside
 
 

@@ -99,7 +99,7 @@ class Trace(Observer):
         self.arrays: dict[str, range] = {}  # addresses of arrays in global memory
         self._launch = -1
         self.kernel: PtxKernel | None = None
-        self._watching = False
+        self.watching = False  # whether this chunk is recorded: the first one of a launch
         self._origins: Mapping[int, tuple[tuple[int, int], ...]] = {}
         self._feeding: frozenset[int] = frozenset()  # loads whose values are stored to shared memory
         self._fetched: dict[int, Access] = {}  # the latest access of each
@@ -108,17 +108,12 @@ class Trace(Observer):
         self._open: list[_Walk] = []
 
     def start(self, machine: Machine) -> None:
-        self._watching = machine.kernel is not self.kernel
-        if self._watching:
+        self.watching = machine.kernel is not self.kernel
+        if self.watching:
             self._launch, self.kernel = self._launch + 1, machine.kernel
             self._origins, self._fetched = origins(machine.kernel), {}
             self._feeding = frozenset(load for pieces in self._origins.values() for load, _ in pieces)
             self.arrays = {array.name: range(array.start, array.stop) for array in machine.memory.allocations}
-
-    @property
-    def watching(self) -> bool:
-        """Whether this chunk is recorded: the first one of a launch."""
-        return self._watching
 
     @property
     def following(self) -> bool:
@@ -146,7 +141,7 @@ class Trace(Observer):
         self._before = first, last
 
     def access(self, machine: Machine, event: Access) -> None:
-        if not self._watching or event.space not in ("shared", "global"):
+        if not self.watching or event.space not in ("shared", "global"):
             return
         key = self._launch, event.index, event.space
         feeds = event.index in self._feeding or event.kind == "cp.async"
@@ -171,7 +166,7 @@ class Trace(Observer):
 
     def branch(self, machine: Machine, index: int, jumps: Any, active: Mask) -> None:
         key = self._launch, index
-        if not self._watching or key in self.divergences or not np.ndim(jumps):
+        if not self.watching or key in self.divergences or not np.ndim(jumps):
             return
         threads = machine.block_threads
         works = np.ones(threads, bool) if active is None else active[:threads]

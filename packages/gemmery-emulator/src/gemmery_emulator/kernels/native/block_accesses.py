@@ -115,8 +115,7 @@ def _seek(module: Module) -> None:
 
 def _form(f: Function, d: FrameFields, bits: Value, relative: Sequence[Value]) -> Value:
     """Whether in each vector of lanes the addresses are equal, or follow each other without gaps."""
-    ramp = Value(f, _WIDE, "<" + ", ".join(f"i64 {lane}" for lane in range(LANES)) + ">")
-    steps, grouped = ramp * f.broadcast(d.get("width"), LANES), bits.equals(2**WARP - 1)
+    steps, grouped = f.ramp(_WIDE) * f.broadcast(d.get("width"), LANES), bits.equals(2**WARP - 1)
     for own in relative:
         start = f.broadcast(f.emit("i64", f"extractelement {own}, i64 0"), LANES)
         equal, following = (

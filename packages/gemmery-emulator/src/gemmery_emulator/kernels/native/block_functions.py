@@ -12,12 +12,10 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-
 from gemmery.banks import WARP
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.ir_types import SIZES, vector
-from gemmery_emulator.kernels.native.block_operations import TYPES, emit, flipped, lanes
+from gemmery_emulator.kernels.native.block_operations import TYPES, emit, flipped, lanes, splat
 from gemmery_emulator.kernels.native.frames import ACCESS, CONTEXT, LANES, WORD, FrameFields
 from gemmery_emulator.kernels.native.translation import (
     AsyncCopy,
@@ -154,11 +152,10 @@ class _Function:
                 group.write(operand, form.kind, f.broadcast(f.load(element, at), LANES))
             return
         assert isinstance(form, Compute)
-        values = [group.read(*source) for source in form.sources]
-        results: Any = form.emit(f, *values, *(() if form.constant is None else (form.constant,)))
+        results: Any = form.emit(f, *(group.number(*source) for source in form.sources))
         results = results if isinstance(results, tuple) else (results,)
-        for target, result in zip(form.targets, results, strict=True):
-            group.write(*target, result)
+        for (target, kind), result in zip(form.targets, results, strict=False):
+            group.write(target, kind, result if isinstance(result, Value) else splat(f, result, NUMPY[kind]))
 
     def _hand_over(self, group: _Group, form: InstructionForm | None) -> None:
         """Store what an access or an exchange takes: addresses, who reads, or what each lane holds."""
@@ -187,7 +184,7 @@ class _Function:
         translation, inside, first = self._translation, Counter[int](), dict[int, bool]()
         for index in indices:
             form = translation.forms[index]
-            slots = translation.slots(index)
+            slots = translation.slots[index]
             inside.update(slots)
             sources = form.sources if isinstance(form, Compute) else ()
             read = {translation.program.slots.get(name) for name in names_of([each for each, _ in sources])}
@@ -264,12 +261,18 @@ class _Group:
             known[dtype] = viewed(f, known[stored], stored, dtype)
         return known[dtype]
 
+    def number(self, operand: Operand, kind: str) -> Any:
+        """Return a constant as NumPy's number, and the values of any other operand."""
+        if isinstance(operand, Immediate):
+            return constant(operand.bits, operand.type, NUMPY[kind])
+        return self.read(operand, kind)
+
     def read(self, operand: Operand, kind: str) -> Value:
         """Return the values of an operand as a PTX type."""
         f, dtype, program = self._f, NUMPY[kind], self._translation.program
         match operand:
             case Immediate(bits, type_):
-                return _splat(f, constant(bits, type_, dtype), dtype)
+                return splat(f, constant(bits, type_, dtype), dtype)
             case Register(name):
                 return self._of(program.slots[name], dtype)
             case Not(register):
@@ -334,17 +337,6 @@ def viewed(f: Function, value: Value, stored: str, dtype: str) -> Value:
     how = "trunc" if narrower else "sext" if stored[0] == "i" else "zext"
     value = f.convert(how, value, f"i{8 * int(dtype[1])}")
     return f.bitcast(value, lanes(TYPES[dtype]))
-
-
-def _splat(f: Function, number: Any, dtype: str) -> Value:
-    """Return a constant in every lane."""
-    type_ = TYPES[dtype]
-    if dtype == "?":
-        return f.const(lanes("i1"), int(number))
-    if dtype[0] == "f":
-        bits = int(np.asarray(number).view(f"u{number.itemsize}"))
-        return f.bitcast(f.const(lanes(f"i{8 * number.itemsize}"), bits), lanes(type_))
-    return f.const(lanes(type_), int(number))
 
 
 def _passed_size(form: WarpExchange) -> int:

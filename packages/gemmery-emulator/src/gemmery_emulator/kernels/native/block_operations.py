@@ -1,55 +1,53 @@
-"""Instructions that only compute, as code for a vector of threads, with the bits of their meanings in NumPy.
+"""Instructions that only compute, as code for a vector of threads: what their NumPy functions do, recorded.
 
-An instruction without an entry here stays with NumPy. So do those with `.ftz`, `.sat` and directed roundings, those of
-half precision, and functions that NumPy computes by its own approximation. The payloads of NaNs are not modeled there.
+A function of `ops` is called with `TracedLanes` in place of arrays, for which each call of a NumPy function and each
+conversion adds the code with the same bits. An instruction whose function does anything else stays with NumPy: those of
+half precision, with directed roundings, and with functions that NumPy computes by its own approximation. The payloads
+of NaNs are not modeled.
+
+Shuffles, votes and reductions whose lanes all take part find in memory what each lane of the warp holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
-from gemmery.cpu.ir import Function, Value
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from gemmery.banks import WARP
+from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.ir_types import element_of, vector, with_element
+from gemmery.cpu.target import Target
+from gemmery_emulator import exact
 from gemmery_emulator.instructions import opcode
 from gemmery_emulator.kernels.native.frames import LANES
+from gemmery_emulator.op import NUMPY, Meaning, Op, pair
+from gemmery_emulator.ops.warp import source_of
 
-Emit = Callable[..., Any]  # returns a value, or a tuple of several
+Emit = Callable[..., Any]  # of values, and NumPy's constants; returns a value, or a tuple of several
 # LLVM's type of values of a NumPy type.
 TYPES = {"?": "i1", "f4": "float", "f8": "double"} | {
     f"{sign}{size}": f"i{8 * size}" for sign in "ui" for size in (1, 2, 4, 8)
 }
-_UNSIGNED = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
-_ORDER = ("lt", "le", "gt", "ge")
-_FLOATS = {
-    "eq": "oeq", "ne": "one", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge",
-    "equ": "ueq", "neu": "une", "ltu": "ult", "leu": "ule", "gtu": "ugt", "geu": "uge", "num": "ord", "nan": "uno",
+_COMPARED = {"equal": "eq", "not_equal": "ne", "less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge"}
+_PLAIN = {  # one instruction, by the kind of the operands: "f" of floats, "i" of integers and flags
+    **{("i", f"bitwise_{name}"): name for name in ("and", "or", "xor")},
+    **{(kind, name): f"{'f' * (kind == 'f')}{text}" for kind in "fi"
+       for name, text in (("add", "add"), ("subtract", "sub"), ("multiply", "mul"))},
+    ("f", "divide"): "fdiv", ("i", "floor_divide"): "udiv", ("i", "remainder"): "urem",
+}  # fmt: skip
+_INTRINSIC = {
+    "absolute": "fabs", "sqrt": "sqrt", "copysign": "copysign", "rint": "rint", "trunc": "trunc", "floor": "floor",
+    "ceil": "ceil",
 }  # fmt: skip
 
 
 def lanes(element: str) -> str:
     """Return the type of a vector of one value for each thread."""
     return vector(LANES, element)
-
-
-def emitter(spelling: str, has_fma: bool) -> Emit | None:
-    """Return a function that adds the code of an instruction; None if it has none."""
-    read = opcode(spelling)
-    name, words = read.name, [*read.modifiers, *read.types]
-    kind = words[-1] if words else ""
-    if name == "setp":
-        return _setp(words)
-    if spelling in _PLAIN:
-        return _PLAIN[spelling]
-    if kind in ("f32", "f64") and name != "cvt":
-        return _floating(name, words[:-1], has_fma)
-    if name == "cvt":
-        return _convert(words)
-    if kind[:1] in ("u", "s", "b") and kind[1:] in ("16", "32", "64"):
-        return _integer(name, words[:-1], kind)
-    if kind == "pred" and name in ("and", "or", "xor", "not"):
-        return _integer(name, words[:-1], kind)
-    return None
 
 
 def emit(f: Function, text: str, type_: str, *values: Value) -> Value:
@@ -67,295 +65,262 @@ def flipped(f: Function, a: Value) -> Value:
     return emit(f, "xor", a.type, a, f.const(a.type, 1 if element_of(a.type) == "i1" else -1))
 
 
-# ---- integers ----
+def splat(f: Function, number: Any, dtype: str) -> Value:
+    """Return a constant in every lane."""
+    type_ = TYPES[dtype]
+    if dtype[0] == "f":
+        bits = int(np.asarray(number).view(f"u{number.itemsize}"))
+        return f.bitcast(f.const(lanes(f"i{8 * number.itemsize}"), bits), lanes(type_))
+    return f.const(lanes(type_), int(number))
 
 
-def _integer(name: str, words: Sequence[str], kind: str) -> Emit | None:
-    signed = kind[0] == "s"
-    letter = "s" if signed else "u"
-    simple = {"add": "add", "sub": "sub", "and": "and", "or": "or", "xor": "xor"}
-    if name in simple and not words:
-        return lambda f, a, b: emit(f, simple[name], a.type, a, b)
-    if name in ("mul", "mad") and words in (["lo"], ["wide"], ["hi"]):
-        return _product(name, words[0], kind)
-    if words:
+class UncodedError(TypeError):
+    """A function does what has no code."""
+
+
+class TracedLanes(NDArrayOperatorsMixin):
+    """The values of a vector of threads, which NumPy's functions take for an array."""
+
+    ndim = 1
+
+    def __init__(self, f: Function, value: Value, dtype: np.dtype[Any]) -> None:
+        if _key(dtype) not in TYPES:
+            raise UncodedError(dtype)
+        self.f, self.value, self.dtype, self.itemsize = f, value, dtype, dtype.itemsize
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise UncodedError("an array")
+
+    def __getitem__(self, place: Any) -> TracedLanes:
+        if place != ():
+            raise UncodedError(place)
+        return self
+
+    def any(self) -> bool:
+        """Whether any is set: code has to expect it."""
+        return True
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, dtype: Any = None, **other: Any) -> Any:
+        if method != "__call__" or other:
+            raise UncodedError(ufunc)
+        kinds = tuple(type(each) if isinstance(each, bool | int | float) else each.dtype for each in inputs)
+        *kinds_in, kind_out = _loop(ufunc, kinds, None if dtype is None else np.dtype(dtype))
+        values = [self._lanes(each, kind) for each, kind in zip(inputs, kinds_in, strict=True)]
+        return TracedLanes(self.f, self._called(ufunc.__name__, kinds_in[0], *values), kind_out)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if function is np.ndim:
+            return self.ndim
+        if function is np.clip and len(args) == 3:
+            return np.minimum(np.maximum(args[0], args[1]), args[2])
+        if function is not np.where or len(args) != 3:
+            raise UncodedError(function)
+        condition, *sides = args
+        kind = np.result_type(*(each.dtype if hasattr(each, "dtype") else each for each in sides))
+        values = (self._lanes(each, kind) for each in sides)
+        return TracedLanes(self.f, self.f.select(self._lanes(condition, np.dtype(np.bool_)), *values), kind)
+
+    def astype(self, kind: Any) -> TracedLanes:
+        """The same numbers as another type."""
+        dtype = np.dtype(kind)
+        return TracedLanes(self.f, self._lanes(self, dtype), dtype)
+
+    def view(self, kind: Any) -> TracedLanes:
+        """The same bits as another type."""
+        dtype = np.dtype(kind)
+        if dtype.itemsize != self.itemsize or _key(dtype) not in TYPES:
+            raise UncodedError(dtype)
+        return TracedLanes(self.f, self.f.bitcast(self.value, lanes(TYPES[_key(dtype)])), dtype)
+
+    def _lanes(self, number: Any, dtype: np.dtype[Any]) -> Value:
+        """Values, or one number for all lanes, converted to a type."""
+        f, key = self.f, _key(dtype)
+        if key not in TYPES:
+            raise UncodedError(dtype)
+        if not isinstance(number, TracedLanes):
+            return splat(f, np.asarray(number).astype(dtype)[()], key)
+        value, of = number.value, number.dtype
+        if dtype == of:
+            return value
+        if dtype.kind == "b":
+            return compare(f, "fcmp une" if of.kind == "f" else "icmp ne", value, f.zero(value.type))
+        if dtype.kind == of.kind == "f":
+            how = "fpext" if dtype.itemsize > of.itemsize else "fptrunc"
+        elif dtype.kind == "f" or of.kind == "f":
+            signed = "s" if "i" in (dtype.kind, of.kind) else "u"
+            how = f"{signed}itofp" if dtype.kind == "f" else f"fpto{signed}i"
+        else:
+            wider = of.kind == "b" or dtype.itemsize > of.itemsize
+            how = "trunc" if not wider else "sext" if of.kind == "i" else "zext"
+        return f.convert(how, value, TYPES[key])
+
+    def _called(self, name: str, kind: np.dtype[Any], a: Value, *others: Value) -> Value:
+        """The code of a NumPy function of operands of one type."""
+        f, (b, *_) = self.f, (*others, a)
+        floats, signed = kind.kind == "f", kind.kind == "i"
+        if text := _PLAIN.get(("f" if floats else "i", name), ""):
+            if signed and name in ("floor_divide", "remainder"):
+                raise UncodedError(name)
+            return emit(f, text, a.type, a, b)
+        if name in _COMPARED:
+            order = _COMPARED[name]
+            if floats:
+                return compare(f, f"fcmp {'u' if order == 'ne' else 'o'}{order}", a, b)
+            sign = "" if order in ("eq", "ne") else "s" if signed else "u"
+            return compare(f, f"icmp {sign}{order}", a, b)
+        if name in ("minimum", "maximum"):
+            if floats:  # NaN if one is
+                first = compare(f, "fcmp olt" if name == "minimum" else "fcmp ogt", a, b)
+                return f.select(emit(f, "or", first.type, first, compare(f, "fcmp uno", a, a)), a, b)
+            return f.overloaded(f"llvm.{'s' if signed else 'u'}{name[:3]}", a, b)
+        if name in ("left_shift", "right_shift"):
+            return self._shifted(name, kind, a, b)
+        if name in _INTRINSIC and floats:
+            return f.overloaded(f"llvm.{_INTRINSIC[name]}", *((a, b) if others else (a,)))
+        if name == "negative":
+            return emit(f, "fneg", a.type, a) if floats else emit(f, "sub", a.type, f.zero(a.type), a)
+        if name in ("invert", "logical_not") and not floats and (name == "invert" or kind.kind == "b"):
+            return flipped(f, a)
+        if name == "absolute" and signed:
+            return f.select(a < 0, emit(f, "sub", a.type, f.zero(a.type), a), a)
+        if name == "bitwise_count":
+            return f.convert("trunc", f.overloaded("llvm.ctpop", a), "i8")
+        if floats:
+            return self._of_float(name, kind, a)
+        raise UncodedError(name)
+
+    def _shifted(self, name: str, kind: np.dtype[Any], a: Value, count: Value) -> Value:
+        """Counts beyond the width give zeros, or the sign."""
+        f, most = self.f, 8 * kind.itemsize - 1
+        near = f.overloaded("llvm.umin", count, f.const(count.type, most))
+        if name == "right_shift" and kind.kind == "i":
+            return emit(f, "ashr", a.type, a, near)
+        value = emit(f, "shl" if name == "left_shift" else "lshr", a.type, a, near)
+        beyond = compare(f, "icmp ugt", count, f.const(count.type, most))
+        return f.select(beyond, f.zero(a.type), value)
+
+    def _of_float(self, name: str, kind: np.dtype[Any], a: Value) -> Value:
+        f = self.f
+        if name == "isnan":
+            return compare(f, "fcmp uno", a, a)
+        if name == "signbit":
+            return f.bitcast(a, lanes(f"i{8 * kind.itemsize}")) < 0
+        if name == "reciprocal":
+            return emit(f, "fdiv", a.type, f.const(a.type, 1.0), a)
+        if name in ("isfinite", "isinf"):
+            infinity = splat(f, kind.type(np.inf), _key(kind))
+            return compare(f, "fcmp olt" if name == "isfinite" else "fcmp oeq", f.overloaded("llvm.fabs", a), infinity)
+        raise UncodedError(name)
+
+
+def _key(dtype: np.dtype[Any]) -> str:
+    """The name of a NumPy type in TYPES."""
+    return "?" if dtype.kind == "b" else dtype.str[1:]
+
+
+@lru_cache(maxsize=1024)
+def _loop(ufunc: np.ufunc, kinds: tuple[Any, ...], dtype: np.dtype[Any] | None) -> tuple[np.dtype[Any], ...]:
+    """The types that a NumPy function converts operands to, and that of its result."""
+    if ufunc.nout != 1:
+        raise UncodedError(ufunc)
+    if dtype is None:
+        return ufunc.resolve_dtypes((*kinds, None))
+    return ufunc.resolve_dtypes((*kinds, None), signature=(*(None,) * ufunc.nin, dtype))
+
+
+def _fused(x: Any, y: Any, z: Any) -> Any:
+    """x * y + z, rounded once."""
+    traced = next(each for each in (x, y, z) if isinstance(each, TracedLanes))
+    if not traced.f.target.has_fma:
+        raise UncodedError("fma")
+    values = (traced._lanes(each, traced.dtype) for each in (x, y, z))
+    return TracedLanes(traced.f, traced.f.fma(*values), traced.dtype)
+
+
+_INSTEAD: dict[Meaning, Meaning] = {exact.fma: _fused}
+
+
+@lru_cache(maxsize=4096)
+def emitter(op: Op, target: Target, constants: tuple[bool, ...], both: bool = False) -> Emit | None:
+    """Return a function that adds the code of an instruction; None if it has none.
+
+    It takes values, and NumPy's numbers for operands that are `constants`, and returns such; `both` asks for the second
+    result of setp.
+    """
+    dtypes = [np.dtype(NUMPY[kind]) for kind in op.operands]
+    meaning = _INSTEAD.get(op.meaning, op.meaning)
+    meaning = pair(meaning, op.complement) if both and op.complement is not None else meaning
+
+    def code(f: Function, *operands: Any) -> Any:
+        pairs = zip(operands, dtypes, strict=True)
+        results = meaning(*(TracedLanes(f, it, kind) if isinstance(it, Value) else it for it, kind in pairs))
+        several = results if isinstance(results, tuple) else (results,)
+        kinds = (*op.results, "pred")[: len(several)]
+        values = tuple(_value(result, NUMPY[kind]) for result, kind in zip(several, kinds, strict=True))
+        return values if isinstance(results, tuple) else values[0]
+
+    trial = Module(target).function("trial")
+    try:
+        code(trial, *(kind.type(0) if it else Value(trial, lanes(TYPES[_key(kind)]), "poison")
+                      for it, kind in zip(constants, dtypes, strict=True)))  # fmt: skip
+    except (AttributeError, KeyError, TypeError, ValueError):
         return None
-    if name == "not":
-        return flipped
-    if name == "neg":
-        return lambda f, a: emit(f, "sub", a.type, f.zero(a.type), a)
-    if name in ("min", "max"):
-        return lambda f, a, b: f.overloaded(f"llvm.{letter}{name}", a, b)
-    if name == "abs":
-        return lambda f, a: f.select(
-            compare(f, "icmp slt", a, f.zero(a.type)), emit(f, "sub", a.type, f.zero(a.type), a), a
+    return code
+
+
+def _value(result: Any, dtype: str) -> Any:
+    if not isinstance(result, TracedLanes):  # of constants alone
+        return np.dtype(dtype).type(result)
+    if _key(result.dtype) != dtype:
+        raise UncodedError(result.dtype)
+    return result.value
+
+
+# ---- whole warps ----
+
+
+_REDUCTIONS = {"add": "add", "and": "and", "or": "or", "xor": "xor", "min": "{}min", "max": "{}max"}
+
+
+def exchange(spelling: str) -> Emit | None:
+    """Return a function that adds the code of an instruction; None if it has none.
+
+    It takes the address of what the lanes of the warp hold, the number of the first thread, then the other operands.
+    """
+    read = opcode(spelling)
+    name, mode, kind = read.name, read.modifiers[-1], read.type
+    if name == "shfl":
+        return _shuffle(mode)
+    if name == "vote" and mode in _VOTES:
+        return lambda f, passed, t: _vote(f, passed, mode)
+    if name == "redux" and mode in _REDUCTIONS and kind in ("u32", "s32", "b32"):
+        how = _REDUCTIONS[mode].format(kind[0])
+        wide = vector(WARP, "i32")
+        return lambda f, passed, t: f.broadcast(
+            f.intrinsic(f"llvm.vector.reduce.{how}.v{WARP}i32", "i32", f.load(wide, passed)), LANES
         )
-    if name in ("shl", "shr"):
-        return _shift(name, kind)
-    if name == "selp":
-        return _selp
-    if name in ("div", "rem"):
-        return _divide(name, signed)
-    if name in ("bfi", "bfe") and kind[1:] in ("32", "64"):
-        return _field(name, kind)
-    if name in ("popc", "clz", "brev") and kind == "b32":
-        return _counted(name)
     return None
 
 
-def _selp(f: Function, a: Value, b: Value, p: Value) -> Value:
-    return f.select(p, a, b)
+def _shuffle(mode: str) -> Emit:
+    def shuffled(f: Function, passed: Value, t: Value, b: Value, c: Value) -> tuple[Value, Value]:
+        kind, dtype = lanes("i32"), np.dtype(np.int32)
+        lane = f.broadcast(f.emit("i32", f"trunc {t & (WARP - 1)} to i32"), LANES) + f.ramp(kind)
+        source, inside = source_of(mode, *(TracedLanes(f, each, dtype) for each in (lane, b, c)))
+        places = f.emit(lanes("ptr"), f"getelementptr i32, {passed}, {source.value}")
+        return f.gather(kind, places), inside.value
+
+    return shuffled
 
 
-def _counted(name: str) -> Emit:
-    if name == "popc":
-        return lambda f, a: f.overloaded("llvm.ctpop", a)
-    if name == "brev":
-        return lambda f, a: f.overloaded("llvm.bitreverse", a)
-
-    def zeros(f: Function, a: Value) -> Value:
-        return f.intrinsic(f"llvm.ctlz.v{LANES}i32", a.type, a, Value(f, "i1", "false"))
-
-    return zeros
-
-
-def _product(name: str, part: str, kind: str) -> Emit | None:
-    bits, signed = int(kind[1:]), kind[0] == "s"
-    if part != "lo" and bits == 64:
-        return None
-    extend = "sext" if signed else "zext"
-
-    def times(f: Function, a: Value, b: Value, *c: Value) -> Value:
-        if part != "lo":
-            a, b = (f.convert(extend, x, f"i{2 * bits}") for x in (a, b))
-        whole = emit(f, "mul", a.type, a, b)
-        if part == "hi":
-            whole = f.convert("trunc", emit(f, "lshr", a.type, whole, f.const(a.type, bits)), f"i{bits}")
-        return emit(f, "add", whole.type, whole, c[0]) if c else whole
-
-    return times
-
-
-def _shift(name: str, kind: str) -> Emit:
-    bits, signed = int(kind[1:]), kind[0] == "s"
-
-    def shifted(f: Function, a: Value, count: Value) -> Value:
-        limit = f.const(count.type, bits - 1)
-        beyond = compare(f, "icmp ugt", count, limit)
-        near = f.overloaded("llvm.umin", count, limit)
-        near = f.convert("zext" if bits > 32 else "trunc", near, f"i{bits}") if bits != 32 else near
-        text = "shl" if name == "shl" else "ashr" if signed else "lshr"
-        value = emit(f, text, a.type, a, near)
-        return value if text == "ashr" else f.select(beyond, f.zero(a.type), value)
-
-    return shifted
-
-
-def _field(name: str, kind: str) -> Emit:
-    """Insert bits into a number, or extract them: `length` of them at bit `start`; of 32 bits both are bytes."""
-    up, down, bits = _shift("shl", kind), _shift("shr", kind), int(kind[1:])
-
-    def changed(f: Function, a: Value, *others: Value) -> Value:
-        start, length = (x & 255 if bits == 32 else x for x in others[-2:])
-        inside = up(f, f.const(a.type, 1), length) - 1
-        if name == "bfi":
-            field: Value = up(f, inside, start)
-            moved: Value = up(f, a, start)
-            return (moved & field) | (others[0] & flipped(f, field))
-        result: Value = down(f, a, start) & inside
-        if kind[0] == "u":
-            return result
-        last = f.overloaded("llvm.umin", start, f.const(start.type, bits)) + length - 1
-        sign = f.select(length.equals(0), f.zero(a.type), (down(f, a, last) & 1) * -1)
-        return result | (sign & flipped(f, inside))
-
-    return changed
-
-
-def _divide(name: str, signed: bool) -> Emit:
-    """Divide magnitudes, so that nothing overflows; all ones where the divisor is zero."""
-
-    def divided(f: Function, a: Value, b: Value) -> Value:
-        zero, unit = f.zero(a.type), f.const(a.type, 1)
-        nothing = compare(f, "icmp eq", b, zero)
-        x, y = a, b
-        if signed:
-            x, y = (f.select(compare(f, "icmp slt", v, zero), emit(f, "sub", a.type, zero, v), v) for v in (a, b))
-        y = f.select(nothing, unit, y)
-        result = emit(f, "udiv" if name == "div" else "urem", a.type, x, y)
-        if signed:
-            sign = emit(f, "xor", a.type, a, b) if name == "div" else a
-            negative = compare(f, "icmp slt", sign, zero)
-            result = f.select(negative, emit(f, "sub", a.type, zero, result), result)
-        return f.select(nothing, f.const(a.type, -1), result)
-
-    return divided
-
-
-def _lop3(f: Function, a: Value, b: Value, c: Value, table: int) -> Value:
-    """Any function of three bits."""
-    result = f.zero(a.type)
-    for place in range(8):
-        if table >> place & 1:
-            parts = [x if place >> at & 1 else flipped(f, x) for x, at in ((a, 2), (b, 1), (c, 0))]
-            term = emit(f, "and", a.type, emit(f, "and", a.type, parts[0], parts[1]), parts[2])
-            result = emit(f, "or", a.type, result, term)
-    return result
-
-
-def _prmt(f: Function, a: Value, b: Value, selector: int) -> Value:
-    """Four of eight bytes, by a constant."""
-    result = f.zero(a.type)
-    for place in range(4):
-        which = selector >> 4 * place & 15
-        byte = emit(f, "lshr", a.type, b if which & 4 else a, f.const(a.type, (which & 3) << 3))
-        byte = emit(f, "and", a.type, byte, f.const(a.type, 255))
-        if which & 8:
-            negative = compare(f, "icmp ugt", byte, f.const(a.type, 127))
-            byte = f.select(negative, f.const(a.type, 255), f.zero(a.type))
-        moved = emit(f, "shl", a.type, byte, f.const(a.type, 8 * place))
-        result = emit(f, "or", a.type, result, moved)
-    return result
-
-
-def _funnel(direction: str, mode: str) -> Emit:
-    def shifted(f: Function, a: Value, b: Value, count: Value) -> Value:
-        if mode == "wrap":
-            near = emit(f, "and", count.type, count, f.const(count.type, 31))
-        else:
-            near = f.overloaded("llvm.umin", count, f.const(count.type, 32))
-        low, high, near = (f.convert("zext", x, "i64") for x in (a, b, near))
-        both = emit(f, "or", low.type, emit(f, "shl", low.type, high, f.const(low.type, 32)), low)
-        if direction == "l":
-            both = emit(f, "lshr", low.type, emit(f, "shl", low.type, both, near), f.const(low.type, 32))
-        else:
-            both = emit(f, "lshr", low.type, both, near)
-        return f.convert("trunc", both, "i32")
-
-    return shifted
-
-
-# Those whose last operand is a constant, as a Python number.
-WITH_CONSTANT: dict[str, Emit] = {"lop3.b32": _lop3, "prmt.b32": _prmt}
-_PLAIN: dict[str, Emit] = {
-    **WITH_CONSTANT,
-    **{f"shf.{way}.{mode}.b32": _funnel(way, mode) for way in "lr" for mode in ("wrap", "clamp")},
+_VOTES: dict[str, Callable[[Value], Value]] = {
+    "all": lambda bits: bits.equals(2**WARP - 1),
+    "any": lambda bits: bits.differs(0),
+    "uni": lambda bits: ((bits + 1) & (2**WARP - 1)) < 2,
+    "ballot": lambda bits: bits.f.emit("i32", f"trunc {bits} to i32"),
 }
 
-# ---- comparisons ----
 
-
-def _setp(words: Sequence[str]) -> Emit | None:
-    """One result, or with `both` its complement as well."""
-    compares, *joins, kind = words
-    if len(joins) > 1 or (joins and joins[0] not in ("and", "or", "xor")):
-        return None
-    if kind in ("f32", "f64"):
-        text = f"fcmp {_FLOATS[compares]}" if compares in _FLOATS else ""
-    elif kind[:1] in ("u", "s", "b") and kind[1:] in ("16", "32", "64"):
-        order = _UNSIGNED.get(compares, compares)
-        text = f"icmp {order}" if order in ("eq", "ne") else ""
-        if order in _ORDER:
-            text = f"icmp {'s' if kind[0] == 's' else 'u'}{order}"
-    else:
-        text = ""
-    if not text:
-        return None
-
-    def compared(f: Function, a: Value, b: Value, *c: Value, both: bool = False) -> Value | tuple[Value, ...]:
-        first = compare(f, text, a, b)
-        results: tuple[Value, ...] = (first, flipped(f, first)) if both else (first,)
-        if joins:
-            results = tuple(emit(f, joins[0], each.type, each, c[0]) for each in results)
-        return results if both else results[0]
-
-    return compared
-
-
-# ---- floats ----
-
-
-def _floating(name: str, words: Sequence[str], has_fma: bool) -> Emit | None:
-    if list(words) in ([], ["rn"]) and name in ("add", "sub", "mul"):
-        return lambda f, a, b: emit(f, f"f{name}", a.type, a, b)
-    if list(words) == ["rn"] and name in ("fma", "mad"):
-        return (lambda f, a, b, c: f.fma(a, b, c)) if has_fma else None
-    if list(words) == ["rn"] or (list(words) == ["full"] and name == "div"):
-        if name == "div":
-            return lambda f, a, b: emit(f, "fdiv", a.type, a, b)
-        if name == "rcp":
-            return lambda f, a: emit(f, "fdiv", a.type, f.const(a.type, 1.0), a)
-        if name == "sqrt":
-            return lambda f, a: f.overloaded("llvm.sqrt", a)
-    if words:
-        return None
-    if name == "selp":
-        return _selp
-    if name == "neg":
-        return lambda f, a: emit(f, "fneg", a.type, a)
-    if name == "abs":
-        return lambda f, a: f.overloaded("llvm.fabs", a)
-    if name in ("min", "max"):
-        return _extreme(name)
-    return None
-
-
-def _extreme(name: str) -> Emit:
-    """The other operand where one is NaN; -0 is less than +0."""
-    text = "fcmp olt" if name == "min" else "fcmp ogt"
-
-    def picked(f: Function, a: Value, b: Value) -> Value:
-        integers = lanes("i32" if element_of(a.type) == "float" else "i64")
-        result = f.select(compare(f, text, a, b), a, b)
-        result = f.select(compare(f, "fcmp uno", b, b), a, result)
-        result = f.select(compare(f, "fcmp uno", a, a), b, result)
-        sides = f.bitcast(a, integers), f.bitcast(b, integers)
-        joined = f.bitcast(emit(f, "or" if name == "min" else "and", integers, *sides), a.type)
-        zero = f.zero(a.type)
-        zeros = emit(f, "and", lanes("i1"), compare(f, "fcmp oeq", a, b), compare(f, "fcmp oeq", result, zero))
-        return f.select(zeros, joined, result)
-
-    return picked
-
-
-# ---- conversions ----
-
-
-def _convert(words: Sequence[str]) -> Emit | None:
-    *how, to, of = words
-    whole = {f"{kind}{bits}" for kind in "us" for bits in (8, 16, 32, 64)}
-    wide = {"f32": "float", "f64": "double"}
-    if not how and to in whole and of in whole:
-        element = f"i{to[1:]}"
-        if int(to[1:]) <= int(of[1:]):
-            return lambda f, a: f.convert("trunc", a, element)
-        return lambda f, a: f.convert("sext" if of[0] == "s" else "zext", a, element)
-    if how == ["rn"] and to in wide and of in whole:
-        return lambda f, a: f.convert("sitofp" if of[0] == "s" else "uitofp", a, wide[to])
-    if not how and (to, of) == ("f64", "f32"):
-        return lambda f, a: f.convert("fpext", a, "double")
-    if how == ["rn"] and (to, of) == ("f32", "f64"):
-        return lambda f, a: f.convert("fptrunc", a, "float")
-    if not how and to == of and to in wide:
-        return lambda f, a: a
-    if how == ["rzi"] and of in wide and to in ("s32", "u32") and (of, to) != ("f64", "u32"):
-        return _cut(to, of)
-    return None
-
-
-def _cut(to: str, of: str) -> Emit:
-    """Round toward zero and clamp; NaN is 0, of f64 the number with only the top bit set."""
-    low, high = (-(2.0**31), 2.0**31) if to == "s32" else (0.0, 2.0**32)
-    least, most = (-(2**31), 2**31 - 1) if to == "s32" else (0, -1)
-
-    def converted(f: Function, a: Value) -> Value:
-        wide = f.convert("fpext", a, "double")
-        nan = compare(f, "fcmp uno", wide, wide)
-        below = compare(f, "fcmp ole", wide, f.const(wide.type, low))
-        above = compare(f, "fcmp oge", wide, f.const(wide.type, high))
-        outside = emit(f, "or", nan.type, emit(f, "or", nan.type, below, above), nan)
-        inside = f.convert("trunc", f.convert("fptosi", f.select(outside, f.zero(wide.type), wide), "i64"), "i32")
-        result = f.select(below, f.const(inside.type, least), f.select(above, f.const(inside.type, most), inside))
-        return f.select(nan, f.const(inside.type, 0 if of == "f32" else -(2**31)), result)
-
-    return converted
+def _vote(f: Function, passed: Value, mode: str) -> Value:
+    flags = f.bitcast(f.load(vector(WARP, "i8"), passed).differs(0), f"i{WARP}")
+    return f.broadcast(_VOTES[mode](f.emit("i64", f"zext {flags} to i64")), LANES)

@@ -8,20 +8,18 @@ from __future__ import annotations
 import functools
 import hashlib
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 
 from gemmery.banks import WARP
 from gemmery.cpu import jit, target
-from gemmery_emulator.blocks import Block
 from gemmery_emulator.findings.races import INDEX_AT, UNDER_WAY
 from gemmery_emulator.kernels.native import frames, runtime
 from gemmery_emulator.kernels.native.block_functions import module
 from gemmery_emulator.kernels.native.frames import Record
 from gemmery_emulator.kernels.native.translation import CopyGroup, Translation
-from gemmery_emulator.lower import LoweredKernel
+from gemmery_emulator.lower import Block, LoweredKernel
 from gemmery_emulator.ptx import Immediate
 
 # The part of a block's instructions that may be without code: each takes NumPy longer than a whole short block;
@@ -98,7 +96,7 @@ class Native:
         self.code: dict[int, int] = {}  # the address of each compiled block
         self.counts = [0] * len(program.blocks)
         self._spent, self._cost = 0.0, 0.0
-        self._chosen: list[int] = []
+        self._chosen: tuple[int, ...] = ()
         self.fit = self._fitting(FEW)
         self.lengths = [block.last - block.first for block in program.blocks]
         ends = enumerate(program.blocks)
@@ -174,7 +172,7 @@ class Native:
         compiles = bool(self._chosen) and self._spent >= self._cost
         if compiles:
             self._compile(self._chosen)
-            self._spent, self._chosen = 0.0, []
+            self._spent, self._chosen = 0.0, ()
         self.busy += time.thread_time() - begun
         return compiles
 
@@ -182,7 +180,7 @@ class Native:
         """Compile every block that has code, before it runs."""
         if not self.eager:
             self.eager, self.fit = True, self._fitting(SOME)
-            self._compile([each for each, fits in enumerate(self.fit) if fits and each not in self.code])
+            self._compile(tuple(each for each, fits in enumerate(self.fit) if fits and each not in self.code))
 
     def uncoded(self) -> str:
         """Return why blocks have no code, in words; "" where all have."""
@@ -201,7 +199,7 @@ class Native:
         for each in sorted(often):
             around = sorted((loop for loop in self._loops if each in loop), key=len)
             often.update(*around[:1])
-        self._chosen = [each for each in sorted(often) if self.fit[each] and each not in self.code]
+        self._chosen = tuple(each for each in sorted(often) if self.fit[each] and each not in self.code)
         if not self._chosen:
             self._spent = 0.0
             return
@@ -210,13 +208,10 @@ class Native:
             self._cost = 0.0
 
     @functools.lru_cache(maxsize=1)  # noqa: B019
-    def _compiled_text(self, blocks: tuple[int, ...]) -> str:
+    def _text(self, blocks: tuple[int, ...]) -> str:
         return str(module(self.translation, blocks))
 
-    def _text(self, blocks: Sequence[int]) -> str:
-        return self._compiled_text(tuple(blocks))
-
-    def _compile(self, blocks: Sequence[int]) -> None:
+    def _compile(self, blocks: tuple[int, ...]) -> None:
         """Compile blocks, or load them from the cache."""
         if not blocks:
             return

@@ -22,16 +22,7 @@ from gemmery_emulator.counters import Counters
 from gemmery_emulator.findings import Findings
 from gemmery_emulator.kernels.native import frames
 from gemmery_emulator.kernels.native.buffers import Buffers
-from gemmery_emulator.kernels.native.compiling import (
-    CALL,
-    CALL_THREAD,
-    PAUSE,
-    USUAL,
-    USUAL_THREAD,
-    Native,
-    Ways,
-    turns,
-)
+from gemmery_emulator.kernels.native.compiling import CALL, CALL_THREAD, PAUSE, USUAL, USUAL_THREAD, Native, Ways, turns
 from gemmery_emulator.kernels.native.copy_rows import CopyRows
 from gemmery_emulator.kernels.native.frames import CONTEXT, ENTRIES, Record
 from gemmery_emulator.kernels.native.sharing import Races, count_entries
@@ -221,7 +212,7 @@ class BlockEngine:
             if why > frames.END:
                 self._finish_inside(at, why - frames.INSIDE, mask)
             if block.way:
-                self._export(self._translation.slots(block.last - 1))
+                self._export(self._translation.slots[block.last - 1])
             machine.end_block(block, mask, at)
         return steps
 
@@ -238,7 +229,7 @@ class BlockEngine:
     def _enter(self, budget: int) -> None:
         """Tell compiled code where threads are."""
         ctx, machine, places = self._context, self._machine, self._machine.places
-        self._parked, self._at_first = machine.parked(), places.each
+        self._parked, self._at_first = machine.waiting.at_barriers.parked, places.each
         if places.each is not None:
             self._places[:] = places.each
             if self._parked.size:
@@ -268,15 +259,13 @@ class BlockEngine:
         flags = self._full if mask is None else self._mask
         part = _part(self._native.code[at])
         while True:
-            slots = translation.slots(index)
+            slots = translation.slots[index]
             self._export(slots)
             if self._copies is not None and isinstance(translation.forms[index], AsyncCopy | CopyGroup):
                 self._copies.give_back()
             if self._kept and index in self._unseen:
                 self._tell_fetched()
-            step = self._program.single[index]
-            assert step is not None
-            step(self._machine, mask)
+            block.steps[index - block.first](self._machine, mask)
             self._changed.update(slots)
             index += 1
             if index == last:

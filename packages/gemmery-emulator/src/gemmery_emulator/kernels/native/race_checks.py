@@ -90,10 +90,6 @@ class _Touched:
         """Return the clock of a warp."""
         return self.g.word(self._clock, row)
 
-    def thread(self, number: Value) -> Value:
-        """Return the thread of an element."""
-        return self.g.word(self._threads, number)
-
     def each(self, body: Each, backwards: bool = False) -> None:
         """For each element: its number, its place and its stamp."""
         f = self.f
@@ -213,7 +209,11 @@ class _GridTouched(_Touched):
         """Check the accesses in a table, if there is one."""
         table = self.g.pointer(name)
         with self.f.if_(self.f.emit("i1", f"icmp ne {table}, null")):
-            self.each(lambda number, place, stamp: self.check(self.at(table, place), stamp, self.thread(number)))
+            self.each(
+                lambda number, place, stamp: self.check(
+                    self.at(table, place), stamp, self.g.word(self._threads, number)
+                )
+            )
 
     def widen(self, name: str) -> None:
         """Note that places of a table have stamps."""

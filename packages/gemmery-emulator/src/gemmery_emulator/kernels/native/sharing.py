@@ -58,7 +58,6 @@ class Races:
         clocks, grid = self._clocks, self._global.grid
         if clocks.lanes is not None or clocks.publishing.releases.partial:
             return False
-        clocks.settle()
         shared = self._shared.history.tables()
         tables = grid.tables() if self._follows else None
         if clocks.ticks != self._ticks:

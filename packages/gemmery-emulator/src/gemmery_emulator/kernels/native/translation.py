@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 
 from gemmery.cpu.target import Target
 from gemmery_emulator import access, specials
-from gemmery_emulator.blocks import Block
 from gemmery_emulator.convergence import FULL
 from gemmery_emulator.findings.orders import orders
 from gemmery_emulator.instructions import find, makers
-from gemmery_emulator.kernels.native.block_operations import TYPES, WITH_CONSTANT, Emit, emitter
-from gemmery_emulator.kernels.native.warp_operations import exchange
-from gemmery_emulator.lower import LoweredKernel
+from gemmery_emulator.kernels.native.block_operations import TYPES, Emit, emitter, exchange
+from gemmery_emulator.lower import Block, LoweredKernel
 from gemmery_emulator.op import NUMPY, STORED, Op
 from gemmery_emulator.ptx import (
     Address,
@@ -42,7 +40,6 @@ class Compute:
     emit: Emit
     sources: tuple[tuple[Operand, str], ...]  # with the PTX type that each is read as
     targets: tuple[tuple[Operand, str], ...]
-    constant: int | None = None  # its last operand
 
 
 @dataclass(frozen=True)
@@ -112,7 +109,7 @@ class Translation:
             if isinstance(form, Move | AsyncCopy | CopyGroup):
                 self.number[index] = len(self.records)
                 self.records += [(index, each) for each in (form.ends if isinstance(form, AsyncCopy) else (form,))]
-        self._slots = [self._slots_of(instruction) for instruction in program.kernel.instructions]
+        self.slots = [self._slots_of(instruction) for instruction in program.kernel.instructions]
         self.stored = [value.dtype.str[1:] if value.dtype.kind != "b" else "?" for value in program.zeros]
 
     # ---- forms ----
@@ -138,35 +135,25 @@ class Translation:
 
     def _computed(self, instruction: Instruction, op: Op) -> Compute | None:
         (first, *sources), kinds = instruction.operands, op.results
-        code = emitter(instruction.opcode.spelling, self.target.has_fma)
         results = first.elements if isinstance(first, Vector) else (first,)
-        if code is None or len(sources) != len(op.operands) or any(isinstance(each, Vector) for each in sources):
+        both = len(results) == 2 and op.complement is not None
+        kinds = (*kinds, "pred") if both else kinds
+        if len(sources) != len(op.operands) or len(results) > len(kinds):
             return None
-        if len(results) == 2 and op.complement is not None:
-            code, kinds = partial(code, both=True), (*kinds, "pred")
-        if len(results) > len(kinds):
+        constants = tuple(isinstance(each, Immediate) for each in sources)
+        code = emitter(op, self.target, constants, both)
+        if code is None:
             return None
-        last = sources[-1] if instruction.opcode.spelling in WITH_CONSTANT else None
-        if last is None:
-            return self._compute(code, (*results, *sources), (*kinds[: len(results)], *op.operands), len(results))
-        if not isinstance(last, Immediate):
-            return None
-        operands = *results, *sources[:-1]
-        return self._compute(code, operands, (*kinds, *op.operands[:-1]), len(results), last.bits)
+        return self._compute(code, (*results, *sources), (*kinds[: len(results)], *op.operands), len(results))
 
     def _compute(
-        self,
-        code: Emit,
-        operands: Sequence[Operand],
-        kinds: Sequence[str],
-        results: int = 1,
-        constant: int | None = None,
+        self, code: Emit, operands: Sequence[Operand], kinds: Sequence[str], results: int = 1
     ) -> Compute | None:
         """Return the code of an instruction with these operands, the results first, unless one of them has none."""
         pairs = tuple(zip(operands, kinds, strict=True))
         targets, sources = pairs[:results], pairs[results:]
         fine = all(self._readable(*source) for source in sources) and all(map(_writable, targets))
-        return Compute(code, sources, targets, constant) if fine else None
+        return Compute(code, sources, targets) if fine else None
 
     def _readable(self, operand: Operand, kind: str) -> bool:
         dtype = NUMPY[kind]
@@ -282,15 +269,11 @@ class Translation:
 
     # ---- registers ----
 
-    def slots(self, index: int) -> list[int]:
-        """Return the slots of registers that an instruction names."""
-        return self._slots[index]
-
     @cache  # noqa: B019
     def slots_of(self, at: int) -> list[int]:
         """Return the slots of registers that a block names."""
         block = self.program.blocks[at]
-        return list(dict.fromkeys(slot for index in range(block.first, block.last) for slot in self._slots[index]))
+        return list(dict.fromkeys(slot for index in range(block.first, block.last) for slot in self.slots[index]))
 
     def _slots_of(self, instruction: Instruction) -> list[int]:
         guard = () if instruction.guard is None else (instruction.guard,)
@@ -300,7 +283,7 @@ class Translation:
     @cached_property
     def mentions(self) -> Counter[int]:
         """In how many instructions each register is named."""
-        return Counter(slot for slots in self._slots for slot in slots)
+        return Counter(slot for slots in self.slots for slot in slots)
 
     @cached_property
     def uniform(self) -> dict[int, int]:

@@ -5,7 +5,7 @@
 Each product is run again on the emulator. For each launch these are compared: requests and sectors of global memory,
 wavefronts of shared memory and their ideal, instructions by kind; in total, and accesses also by place in the source.
 The bytes of C are compared too. Known differences are in nsight/known.toml, with their reasons, and so are products
-whose kernels have changed since.
+that are not compared.
 """
 
 from __future__ import annotations
@@ -101,10 +101,10 @@ def known(row: dict[str, Any]) -> list[Difference]:
     return [Difference(*rest) for rung, of, *rest in counts if (rung, of) == (row["rung"], kind(row))]
 
 
-def older(row: dict[str, Any]) -> str:
-    """Return why a product's counts are of another kernel than today's; "" if they are of this one."""
+def aside(row: dict[str, Any]) -> str:
+    """Return why a product is not compared; "" if it is."""
     product = [row["rung"], kind(row), row["work"]["b_layout"]]
-    return next((table["why"] for table in noted().get("older", ()) if product in table["products"]), "")
+    return next((table["why"] for table in noted()["aside"] if product in table["products"]), "")
 
 
 def alike(row: dict[str, Any]) -> frozenset[str]:
@@ -231,8 +231,8 @@ def main() -> None:
     for row in stored(options.file):
         if options.rungs and row["rung"] not in options.rungs:
             continue
-        if reason := older(row):
-            sys.stdout.write(f"{row['rung']}, {Work(**row['work'])}: measured with another kernel: {reason}\n")
+        if reason := aside(row):
+            sys.stdout.write(f"{row['rung']}, {Work(**row['work'])}: not compared: {reason}\n")
             continue
         launches, digest = emulated(row)
         expected = known(row)

@@ -165,7 +165,8 @@ def rows_that_differ(a, b, options):
 @pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "bf16", "complex64", "complex128", "int32"])
 @pytest.mark.parametrize("b_layout", LAYOUTS)
 def test_a_row_has_the_same_bits_in_every_number_of_rows(dtype, b_layout):
-    exempt = b_layout == "columns" or dtype[0] == "c" or (dtype == "bf16" and adds_bf16_in_pairs())
+    otherwise = {"bf16": adds_bf16_in_pairs(), "f16": target.host().has_tiles}.get(dtype, False)  # with many rows
+    exempt = b_layout == "columns" or dtype[0] == "c" or otherwise
     borders = ((3, 7), (64, 383), (5, 385), (60, 1000), (1, 600), (2, 47), (2, 48), (4, 1500))
     borders += ((700, 500),) if (dtype, b_layout) == ("f32", "rows") else ()  # a B beyond L2: streamed, then packed
     for a_layout, (n, k) in itertools.product(("rows", "columns", "every third"), borders):

@@ -316,7 +316,7 @@ def _tiles(
                     for r in range(mr):
                         for v in range(0, nr * product.out_size, 64):
                             f.prefetch(c + f["c_row"] * r + v, write=True)
-                    totals = tile_loop(f, product, register, steps, a, b, _PREFETCH, coming)
+                    totals = tile_loop(f, product, register, steps, a, b, _PREFETCH, coming, once=once)
                     if product.sums_apart:
                         _keep(f, product, register, totals, tile_buffer)
                     else:
@@ -379,7 +379,7 @@ def _small_tiles(
         with module.function(f"{prefix}{name}", *params, local=True) as f:
             operands = f["steps"], f["a"], f["b"], _PREFETCH
             apart = f["apart"] if abreast else None
-            totals = tile_loop(f, product, register, *operands, vectors=vectors, rows=rows, apart=apart)
+            totals = tile_loop(f, product, register, *operands, vectors=vectors, rows=rows, apart=apart, once=once)
             _keep(f, product, register, totals, f["kept"])
 
     for vectors in _narrow(register):

@@ -262,8 +262,8 @@ AHEAD_FROM = (
     256  # smallest step of B's panel, in bytes, for which that pays: a narrower panel would be prefetched too often
 )
 # Bytes of a panel of B by which its lines are prefetched where B was packed once: with few rows it comes from memory,
-# and the hardware's prefetcher of one stream leaves most of a core's requests unused. One thread of Emerald
-# Rapids, 4096 x 4096: m = 4 in f32 from 10.7 to 14.0 GB/s of B, m = 16 from 8.0 to 9.2, m = 32 from 5.9 to 6.4; m = 512 as before.
+# and the hardware's prefetcher of one stream leaves most of a core's requests unused. One thread of Emerald Rapids,
+# 4096 x 4096, f32: m = 4 from 10.7 to 14.0 GB/s of B, 16 from 8.0 to 9.2, 32 from 5.9 to 6.4; 512 as before.
 STREAM_AHEAD = 4096
 
 

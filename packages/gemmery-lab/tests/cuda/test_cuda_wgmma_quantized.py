@@ -325,7 +325,7 @@ def test_every_code_is_exact_wherever_it_stands(kind, dtype):
         ("levels.cuh", "words[half][j] >> 8 :", "words[half][j] >> 4 :"),
         ("levels.cuh", "row ? 0x3232 : 0x1010", "row ? 0x1010 : 0x3232"),
         ("levels.cuh", "thread / 4 * COUNT * 4", "thread / 8 * COUNT * 4"),
-        ("wgmma_quantized.cu", "stage + at / 8 * PITCH + at % 8 * 16", "stage + at / 8 * PITCH"),
+        ("wgmma_quantized.cu", "stage + at / PIECES * PITCH + at % PIECES * 16", "stage + at / PIECES * PITCH"),
         ("wgmma_quantized.cu", "next += WAYS)", "next += 1)"),
         ("wgmma_quantized.cu", "if (all) *counter = 0;", ""),
         ("wgmma_quantized.cu", "from += Tiles::BAND * Tiles::L::CHUNK;", "from += Tiles::L::CHUNK;"),

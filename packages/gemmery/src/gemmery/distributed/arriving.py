@@ -1,7 +1,7 @@
 """all_gather(x) @ w in one launch, `wgmma_gathered`, which itself waits for the rows of other GPUs.
 
-Two launches, of own rows and of the others', each have a last wave of few tiles: 4,096 rows of 28,672 x 8,192 take 313
-us so, and 302 in one (docs/findings/products_over_ranks.md).
+Two launches, of own rows and of the others', each have a last wave of few tiles: 4096 x 14336 x 4096 over two H200
+takes 341 us so, and 311 in one (docs/findings/products_over_ranks.md).
 """
 
 from __future__ import annotations

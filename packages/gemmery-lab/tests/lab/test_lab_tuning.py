@@ -166,14 +166,19 @@ def test_a_fresh_run_uses_nothing_of_an_interrupted_one():
     assert len(second.races) == 11
 
 
-@pytest.mark.parametrize("damage", ["", "{", '{"gemmery": 1}', "another version"])
-def test_a_damaged_or_stale_journal_is_measured_anew(damage, folder):
+def interrupted(folder):
+    """The journal of a run that was stopped, and what it holds."""
     first = Machine({"mc": 192})
     first.stop_at = 2
     with pytest.raises(KeyboardInterrupt):
         first.tune()
     (journal,) = folder.iterdir()
-    own = json.loads(journal.read_text())
+    return journal, json.loads(journal.read_text())
+
+
+@pytest.mark.parametrize("damage", ["", "{", '{"gemmery": 1}', "another version"])
+def test_a_damaged_or_stale_journal_is_measured_anew(damage, folder):
+    journal, own = interrupted(folder)
     own["gemmery"]["machine"]["version"] = "9.9"
     journal.write_text(json.dumps(own) if damage == "another version" else damage)
     second = Machine({"mc": 192})
@@ -186,12 +191,7 @@ def test_a_damaged_or_stale_journal_is_measured_anew(damage, folder):
     "row", [{"times": "abc"}, {"spreads": [None]}, {"busy": [math.nan]}, {"times": {}}, {"mc": "x"}]
 )
 def test_rows_of_a_journal_that_are_damaged_are_measured_anew(row, folder):
-    first = Machine({"mc": 192})
-    first.stop_at = 2
-    with pytest.raises(KeyboardInterrupt):
-        first.tune()
-    (journal,) = folder.iterdir()
-    own = json.loads(journal.read_text())
+    journal, own = interrupted(folder)
     own["cache"] = {key: {**old, **row} for key, old in own["cache"].items()}
     journal.write_text(json.dumps(own))
     second = Machine({"mc": 192})

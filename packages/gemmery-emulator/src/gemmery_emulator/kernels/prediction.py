@@ -35,6 +35,7 @@ ROUNDS = 2  # of blocks that are followed; the later ones take as long as the la
 # 26 % of its sectors at n = 4096 in f32 and 16 % at 2048 in f64: blocks side by side ask for the same.
 LOST = 0.4
 TOGETHER = 2  # loads that a warp waits for together, one of A and one of B: it waits where either misses
+WAIT = "griddepcontrol.wait"
 # Of the clocks by which banks of registers are late, the share that no queue of operands hides: chosen by the tiles of
 # threads in f32 and bf16 on an H200, whose f16 is held out.
 CONFLICT = 0.25
@@ -274,8 +275,8 @@ class SampledLaunch:
         instructions = self.program.kernel.instructions
         lines = tuple(each.line for each in instructions)
         spellings = [each.opcode.spelling for each in instructions]
-        overlaps, waits = "griddepcontrol.launch_dependents" in spellings, "griddepcontrol.wait"
-        before = spellings[: spellings.index(waits)] if waits in spellings else []
+        overlaps = "griddepcontrol.launch_dependents" in spellings
+        before = spellings[: spellings.index(WAIT)] if WAIT in spellings else []
         ahead = overlaps and any("prefetch" in each and "L2" in each for each in before)
         launch = self.launch
         conflicts = bank_conflicts(self.cubin, MOST_LANES // PIPES[device.capability].fma)

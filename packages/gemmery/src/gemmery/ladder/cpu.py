@@ -264,10 +264,10 @@ CPU = (
         build=build.amx_halves,
         space={"mc": (64, 128, 256), "kc": (256, 512, 768, 1024), "nc": (512, 1024, 2048)},
         lesson=(
-            "The unit has no float16, but bfloat16 with an eighth of the cost of a multiply-add by vectors. The first "
-            "8 of a number's 11 bits are one bfloat16, the others a second one, and their four products are exact in "
-            "float32: four cheap products replace a dear one, and nothing is lost. Only an infinity is, times a half "
-            "that is zero: a tile whose sums are not finite is computed again by multiply-adds."
+            "The unit has no float16, but a multiply-add of bfloat16 costs it an eighth of one by vectors. The first 8 "
+            "of a number's 11 bits are one bfloat16, the others a second one, and their four products are exact in "
+            "float32: four cheap products replace an expensive one, and no bit is lost. But an infinity times a half "
+            "that is zero is NaN, so sums that are not finite are computed again by multiply-adds."
         ),
         source="cpu/tile_unit.py",
     ),

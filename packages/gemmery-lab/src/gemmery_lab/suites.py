@@ -174,8 +174,9 @@ ROUNDS, LEAST = 9, 3  # rounds, and the least number of those with new shapes, h
 _PASSES = """
 import sys
 sys.path[:0] = {!r}
+import gemmery
 from gemmery_lab.measure.processes import run_new_shapes
-run_new_shapes({!r}, {!r}, {!r})
+run_new_shapes(gemmery, {!r}, {!r}, {!r})
 """
 Times = Mapping[str, list[float]]
 _OPERANDS = """

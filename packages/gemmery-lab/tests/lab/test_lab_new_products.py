@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+import gemmery
 import gemmery_lab as lab
 import records
 from gemmery.errors import GemmeryError
@@ -50,7 +51,7 @@ def test_a_pass_sums_its_calls_and_knows_the_longest(monkeypatch):
 
 
 def test_a_process_reports_each_pass(capsys):
-    processes.run_new_shapes(WORK.__dict__, "cpu", 0.0)
+    processes.run_new_shapes(gemmery, WORK.__dict__, "cpu", 0.0)
     found = json.loads(capsys.readouterr().out)
     assert {name for name, value in found.items() if not isinstance(value, list)} == {"first", "new", "worst"}
     assert len(found["again"]) == len(found["rival"]) == processes.PASSES

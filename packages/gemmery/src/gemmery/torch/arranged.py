@@ -235,21 +235,6 @@ def _hold(packed: Any, scales: Any, state: tuple[int, ...]) -> tuple[Any, tuple[
     return _copies[key]
 
 
-def multiply(
-    x: Any, arranged: Any, form: Format, bias: Any = None, activation: str | None = None, invariant: bool = False
-) -> Any:
-    """Return activation(x W' + bias) for x of shape (..., k) and an arranged weight on the same CUDA device.
-
-    If `invariant`, a row of the result has the same bits whatever the others are, and how many.
-
-    Raises ArgumentError where no kernel multiplies these.
-    """
-    known = _known(x, arranged, form, bias, activation, invariant)
-    if isinstance(known, str):
-        raise ArgumentError(known)
-    return _run(x, arranged, bias, known)
-
-
 KnownLaunch = tuple[Ready | None, tuple[int, ...]] | str  # a launch and the shape of its result, or why there is none
 
 

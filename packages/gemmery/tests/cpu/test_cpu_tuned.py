@@ -206,6 +206,12 @@ def test_cpus_of_one_name_have_tables_apart(monkeypatch, tmp_path):
                     tuned.read(content, other, usual)
 
 
+def test_intels_cores_with_slow_products_of_bfloat16_widen_them_with_amx_or_without(monkeypatch, tmp_path):
+    dots = {of: told(monkeypatch, tmp_path, **{**XEON, "more": of}).has_bf16_dot for of in ("", "avx512_fp16")}
+    assert dots == {"": True, "avx512_fp16": False}
+    assert told(monkeypatch, tmp_path, **{**ZEN5, "more": "avx512_fp16"}).has_bf16_dot
+
+
 def test_a_variable_names_another_table_or_none(place_of_table, monkeypatch, tmp_path):
     place_of_table.write_text(text(mc=48))
     for value, mc in (("off", target.modeled(host()).mc), (str(tmp_path / "mine.json"), 60)):

@@ -93,11 +93,16 @@ class Target(NamedTuple):
     def has_bf16_dot(self) -> bool:
         """True if the CPU has fast dot products of two bfloat16 (`vdpbf16ps`).
 
-        On Intel's cores with AMX, which a virtual machine may hide, they run at half the rate of float32 (Emerald
-        Rapids: 105 GFLOP/s against 216), so widening while packing is faster there.
+        On Intel's cores with AMX they run at half the rate of float32 (Emerald Rapids: 105 GFLOP/s against 216), so
+        widening while packing is faster there.
         """
-        slow = "amx_bf16" in self.features or (self.is_intel and "avx512_fp16" in self.features)
+        slow = "amx_bf16" in self.features or self.hides_tiles
         return self.isa == "avx512" and "avx512_bf16" in self.features and not slow
+
+    @property
+    def hides_tiles(self) -> bool:
+        """True for Intel's cores with AMX where a virtual machine, the system or GEMMERY_ISA hides it."""
+        return self.is_intel and "avx512_fp16" in self.features and not self.has_tiles
 
     @property
     def has_tiles(self) -> bool:

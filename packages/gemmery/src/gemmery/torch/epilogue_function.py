@@ -161,12 +161,20 @@ class _FusedFunction(_Function):
                 part = multiply(of_sum, weight.mT)
                 grad_x = part if grad_x is None else grad_x + part
             needed = of_sum is not None and ctx.needs_input_grad[3 + i]
-            grad_weights.append(multiply(x.mT, of_sum) if needed else None)
+            grad_weights.append(_gradient_of(weight, x, of_sum) if needed else None)
         grads = [
             by_name[name].sum_to_size(value.shape).to(value.dtype) if name in by_name else None
             for name, value in zip(ctx.names, values, strict=True)
         ]
         return None, None, grad_x, *grad_weights, *grads
+
+
+def _gradient_of(weight: Any, x: Any, of_sum: Any) -> Any:
+    """Return x' times the gradient of the sums, in the order of the weight: PyTorch copies one of another order."""
+    multiply: Any = api.matmul
+    if weight.stride(0) == 1 < weight.stride(1):
+        return multiply(of_sum.mT, x).mT
+    return multiply(x.mT, of_sum)
 
 
 @lru_cache(maxsize=256)

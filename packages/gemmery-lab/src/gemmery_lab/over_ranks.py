@@ -148,7 +148,8 @@ class TorchClock(RankClock):
         x, w, tall, wide = make(part, n), make(n, part), make(n, part), make(part, n)
         full, rows, gathered = make(n, n), [part] * ranks, make(n, n)
         product: Any = gm.matmul
-        gather = partial(self.dist.all_gather_into_tensor, gathered, x)
+        by_torch = getattr(self.dist, "all_gather_single", None) or self.dist.all_gather_into_tensor  # before 2.13
+        gather = partial(by_torch, gathered, x)
         return {
             ALONE: partial(product, full, w),
             "gather alone": gather,

@@ -42,6 +42,7 @@ class DType(NamedTuple):
     cpp: str = ""  # of kernels on devices
     ptx: str = ""  # in opcodes of products
     tensor_map: str = ""  # of CUDA's driver
+    largest: float = 0.0  # to which casts take what is larger; 0 where they make it an infinity
 
     @property
     def fraction(self) -> int:
@@ -58,7 +59,7 @@ DTYPES = (
     DType(
         "complex128", 16, "c", "complex128", 2.0**-53, -1022, "complex128", "complex128", 5, 18, "double", "complex128"
     ),
-    DType("int8", 1, "i", "int32", 0.0, 0, "int8", "int8", 0, 2, "i8", "i8", "s8", "UINT8"),
+    DType("int8", 1, "i", "int32", 0.0, 0, "int8", "int8", 0, 2, "i8", "i8", "s8", "UINT8", 127.0),
     DType("int16", 2, "i", "int32", 0.0, 0, "int16", "int16", 0, 3, "i16", "i16"),
     DType("int32", 4, "i", "int32", 0.0, 0, "int32", "int32", 0, 4, "i32", "int", "", "INT32"),
     DType("int64", 8, "i", "int64", 0.0, 0, "int64", "int64", 0, 5, "i64", "i64"),
@@ -69,8 +70,8 @@ DTYPES = (
     # A product of bools is the "or" of "and"s: pairs are counted in uint32 and the counts compared with 0.
     DType("bool", 1, "b", "uint32", 0.0, 0, "bool", "bool", 6, 1, "i8", "flag"),
     # Which devices of compute capability 9.0 multiply, and CPUs do not.
-    DType("e4m3", 1, "f", "f32", 2.0**-4, -6, "float8_e4m3fn", "uint8", 10, 20, "i8", "e4m3", "e4m3", "UINT8"),
-    DType("e5m2", 1, "f", "f32", 2.0**-3, -14, "float8_e5m2", "uint8", 12, 19, "i8", "e5m2", "e5m2", "UINT8"),
+    DType("e4m3", 1, "f", "f32", 2.0**-4, -6, "float8_e4m3fn", "uint8", 10, 20, "i8", "e4m3", "e4m3", "UINT8", 448.0),
+    DType("e5m2", 1, "f", "f32", 2.0**-3, -14, "float8_e5m2", "uint8", 12, 19, "i8", "e5m2", "e5m2", "UINT8", 57344.0),
 )
 
 # Bytes of LLVM's types.
@@ -78,6 +79,7 @@ SIZES = {"half": 2, "bfloat": 2, "float": 4, "double": 8, "i1": 1, "i8": 1, "i16
 
 FLOAT8 = tuple(row.name for row in DTYPES if row.kind == "f" and row.size == 1)
 NAMES = tuple(row.name for row in DTYPES if row.kind != "b" and row.name not in FLOAT8)  # that CPUs multiply as numbers
+CASTS = (*(row.name for row in DTYPES if row.kind == "f"), "int8")  # what functions after a product round to
 BY_NAME = {row.name: row for row in DTYPES if row.name not in FLOAT8}
 BY_NUMPY_NAME = {row.numpy: row for row in BY_NAME.values()}
 _BY_ANY_NAME = {row.numpy: row for row in DTYPES} | {row.name: row for row in DTYPES}

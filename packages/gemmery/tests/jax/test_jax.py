@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gemmery as gm
-from gemmery import tiers, verify
+from gemmery import dtypes, tiers, verify
 from gemmery.cpu import xla
 from gemmery.cpu.layout import JOB
 from gemmery.errors import ArgumentError
@@ -406,10 +406,12 @@ def test_the_offsets_are_those_of_the_header():
         xla.BUFFER_DTYPE, xla.BUFFER_DATA, xla.BUFFER_RANK, xla.BUFFER_DIMS,
     ]  # fmt: skip
     codes = dict(re.findall(r"XLA_FFI_DataType_(\w+) = (\d+)", text))
-    spelled = {"complex": "C", "uint": "U", "int": "S", "bf": "BF", "f": "F"}
-    for code, name in handler.DTYPES.items():
-        kind = name.rstrip("0123456789")
-        assert int(codes[spelled[kind] + name.removeprefix(kind)]) == code
+    spelled = {"bool": "pred", "complex": "c", "uint": "u", "int": "s", "float": "f", "_": ""}
+    for row in dtypes.DTYPES:
+        name = row.numpy
+        for ours, theirs in spelled.items():
+            name = name.replace(ours, theirs)
+        assert int(codes[name.upper()]) == row.xla
 
 
 def test_an_array_of_ml_dtypes_is_taken():

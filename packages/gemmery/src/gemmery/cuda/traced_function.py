@@ -198,8 +198,10 @@ class _Writer:
 
     def _type(self, dtype: str) -> str:
         kind = dtypes.get(dtype).cpp
-        if dtype not in _STORED:
-            raise RefusedError(f"{dtype}: functions after a product on a device read and write {', '.join(_STORED)}")
+        if dtype not in dtypes.CASTS:
+            raise RefusedError(
+                f"{dtype}: functions after a product on a device read and write {', '.join(dtypes.CASTS)}"
+            )
         return kind
 
     def _member(self, name: str, kind: str, pointer: str) -> list[str]:
@@ -277,8 +279,8 @@ class _Writer:
         if op == "where":
             return f"{values[0]} ? S({values[1]}) : S({values[2]})"
         if op == "cast":
-            if node.value not in _STORED:
-                raise RefusedError(f"a cast to {node.value}: functions on a device round to {', '.join(_STORED)}")
+            if node.value not in dtypes.CASTS:
+                raise RefusedError(f"a cast to {node.value}: functions on a device round to {', '.join(dtypes.CASTS)}")
             return f"widen<S>(narrow<{dtypes.get(node.value).cpp}>({values[0]}))"
         if op in _CALLED:
             return f"Math::{op}({', '.join(values)})"
@@ -369,7 +371,6 @@ class _Writer:
 
 
 _HELD = ("f16", "bf16")  # types of matrices that are loaded in advance
-_STORED = ("f64", "f32", "f16", "bf16", "e4m3", "e5m2", "int8")  # also the types of casts
 
 
 def _constant(number: float) -> str:

@@ -245,9 +245,8 @@ def cast(x: Any, dtype: Any) -> Any:
     """
     name = str(dtype).removeprefix("torch.")
     name = np.dtype(dtype).name if name.startswith("<class") else name
-    known = ("f64", "f32", "f16", "bf16", "e4m3", "e5m2", "int8")
-    name = {"float8_e4m3": "e4m3", "float8_e5m2": "e5m2"}.get(name) or dtypes.resolve(name, known)
-    return _node("cast", x, value=name)
+    short = name.removeprefix("float8_")
+    return _node("cast", x, value=short if short in dtypes.FLOAT8 else dtypes.resolve(name, dtypes.CASTS))
 
 
 def rint(x: Any) -> Any:

@@ -24,7 +24,7 @@ ROUNDINGS = {
 }  # fmt: skip
 _EXACT = ("negative", "absolute", "relu", "rint", "minimum", "maximum", "where", "and", "or", "not", *COMPARISONS)
 _SLOPES = {"tanh": 1.0, "erf": 2 / math.sqrt(math.pi), "sigmoid": 0.25, "silu": 1.1, "gelu": 1.13}  # the largest
-_LARGEST = {"e4m3": 448.0, "e5m2": 57344.0, "int8": 127.0}  # to which casts take what is larger
+_LARGEST = {row.name: row.largest for row in dtypes.DTYPES if row.largest}  # to which casts take what is larger
 
 
 class Estimate(NamedTuple):

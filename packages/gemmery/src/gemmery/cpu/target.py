@@ -202,12 +202,13 @@ def constants(target: Target | None = None) -> Constants:
 
 @functools.cache
 def _constants(target: Target) -> Constants:
-    choice, usual = config.table(), modeled(target)
-    if choice == "off" or not (choice or any(map(os.path.isdir, config.table_folders()))):
+    choice, usual, machine = config.table(), modeled(target), described(target)
+    files = (os.path.join(folder, file) for folder in config.table_folders() for file in config.table_files(machine))
+    if choice == "off" or not (choice or any(map(os.path.exists, files))):
         return usual
     from gemmery.cpu import tuned  # 1 ms with what it imports
 
-    table = tuned.table(described(target), usual._asdict())
+    table = tuned.table(machine, usual._asdict())
     if table.ignored:
         import warnings
 

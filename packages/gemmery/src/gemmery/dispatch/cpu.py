@@ -52,7 +52,7 @@ def refusal(problem: Problem, candidate: Candidate) -> str:
 
 # Rows of A up to which streams are faster from so many bytes of B on, where B is not in L2, however large that is: a
 # tile of few rows has too few multiply-adds to wait for B (f32, in us, Zen 4, 20 x 856 x 503: 171, in place 468; with B
-# in L2 164 and 154. Emerald Rapids, L2 of 2 MiB, 2 x 256 x 256: 11, 37; 4.5, 5.1. 12 x 362 x 362: 207, 434; 36, 27).
+# in L2 164 and 154. Emerald Rapids, L2 of 2 MiB, 5 x 256 x 256: 22, 41; 6.0, 5.7. 12 x 362 x 362: 58, 148; 35, 28).
 _STREAMED_FROM = ((5, 256 << 10), (32, 512 << 10))
 _STREAMED_COLUMNS = 128  # fewer are too short for streams
 # Up to such a k, and from so many columns on, 1/8 of the usual C is a large one: tiles down the columns of a C that is

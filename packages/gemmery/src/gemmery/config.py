@@ -106,8 +106,8 @@ def table_files(machine: Mapping[str, Any]) -> tuple[str, str]:
     ('authenticamd-26-2-avx512-vnni-bf16-2c.json', 'amd-epyc-avx512-2c.json')
     """
     isa, cores = machine["isa"], machine["cores"]
-    more = machine["instructions"].replace(f"{isa}_", "")
-    both = f"{machine['model']} {isa} {more} {cores}c", f"{machine['cpu']} {isa} {cores}c"
+    extensions = machine["instructions"].replace(f"{isa}_", "")
+    both = f"{machine['model']} {isa} {extensions} {cores}c", f"{machine['cpu']} {isa} {cores}c"
     new, old = (re.sub("[^a-z0-9]+", "-", words.lower()).strip("-") for words in both)
     return f"{new}.json", f"{old}.json"
 

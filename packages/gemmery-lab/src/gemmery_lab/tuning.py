@@ -313,7 +313,8 @@ def tune(
     """Measure the constants of this machine for at most about so many minutes, and write its table.
 
     Questions that take least come first; one for which the time is too short keeps the model's constants. If all are
-    kept there is no table, and an older one of this machine is removed: to read one takes a first product 4 ms. A run
+    kept there is no table, unless the package has one, and an older one of this machine is removed: to read one takes a
+    first product 4 ms. A run
     that was interrupted goes on where it was, unless `fresh`. `on_step` hears what begins, and how many questions are
     answered, of how many.
 
@@ -325,7 +326,8 @@ def tune(
     if not 0 < minutes < math.inf:
         raise ArgumentError(f"minutes={minutes}: the time to tune must be above 0; give 10 for a whole table")
     started, host = monotonic(), target.host()
-    end, path = started + 60 * minutes, Path(config.data_dir(), "tables", tuned.name(target.described(host)))
+    names, end = config.table_files(target.described(host)), started + 60 * minutes
+    path, old = (Path(config.data_dir(), "tables", name) for name in names)
     base, threads = target.modeled(host), cpu_threads.get()
     needed = [(least(each, base), at, each) for at, each in enumerate(questions(host, threads))]
     ordered = [(seconds, each) for seconds, _, each in sorted(needed)]
@@ -343,10 +345,14 @@ def tune(
         after = {key: getattr(base, key) for key in before}
         constants |= after if score else {}
         outcomes.append(Outcome(question.name, before, after, score))
-    changed = any(each.before != each.after for each in outcomes)
+    # Without a table of the user's the package's would serve.
+    shipped = any(
+        Path(folder, path.name) != path and Path(folder, path.name).exists() for folder in config.table_folders()
+    )
+    changed = shipped or any(each.before != each.after for each in outcomes)
     if changed:
         journal.write(path, constants)
-    for file in (unfinished, *map(Path, tuned.older(target.described(host))), *(() if changed else (path,))):
+    for file in (unfinished, old, *(() if changed else (path,))):
         file.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # it is not there, or has other tables
         path.parent.rmdir()

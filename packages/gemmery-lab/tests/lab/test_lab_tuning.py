@@ -64,7 +64,7 @@ def folder(monkeypatch, tmp_path):
     """An empty data folder; no question needs long, and nobody else uses the machine."""
     monkeypatch.setattr(config, "data_dir", lambda: str(tmp_path))
     monkeypatch.setattr(config, "table_folders", lambda: [str(tmp_path / "tables")])
-    monkeypatch.setattr(tuned, "name", lambda machine: "this.json")
+    monkeypatch.setattr(config, "table_files", lambda machine: ("this.json", "old.json"))
     monkeypatch.setattr(tuning, "least", lambda question, base: 1.0)
     monkeypatch.delenv("GEMMERY_TABLE", raising=False)
     forget()

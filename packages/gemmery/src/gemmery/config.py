@@ -20,7 +20,8 @@ import functools
 import os
 import platform
 import re
-from typing import Literal, get_args
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
 
 from gemmery.errors import ArgumentError, brief
 
@@ -93,6 +94,22 @@ def table_folders() -> list[str]:
     """Return the folders of tables that products may use: the user's, if there is a home folder, and the package's."""
     own, shipped = _users("data"), os.path.dirname(__file__)
     return [os.path.join(folder, "tables") for folder in (own, shipped) if folder]
+
+
+def table_files(machine: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the names of the file of a machine's table, in this layout and in layout 1.
+
+    There is one for each model of CPU, its instructions and number of cores; in layout 1 CPUs of a name shared one.
+
+    >>> cpu = {"cpu": "AMD EPYC", "model": "AuthenticAMD 26 2", "isa": "avx512", "cores": 2}
+    >>> table_files({**cpu, "instructions": "avx512_vnni avx512_bf16"})
+    ('authenticamd-26-2-avx512-vnni-bf16-2c.json', 'amd-epyc-avx512-2c.json')
+    """
+    isa, cores = machine["isa"], machine["cores"]
+    extensions = machine["instructions"].replace(f"{isa}_", "")
+    both = f"{machine['model']} {isa} {extensions} {cores}c", f"{machine['cpu']} {isa} {cores}c"
+    new, old = (re.sub("[^a-z0-9]+", "-", words.lower()).strip("-") for words in both)
+    return f"{new}.json", f"{old}.json"
 
 
 def float32_precision() -> str | None:

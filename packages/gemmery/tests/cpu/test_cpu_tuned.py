@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -52,9 +53,8 @@ def place_of_table(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.delenv("GEMMERY_TABLE", raising=False)
     forget()
-    file = tmp_path / "gemmery" / "tables" / tuned.name(target.described(host()))
-    if sys.platform != "linux":
-        monkeypatch.setattr(config, "table_folders", lambda: [str(file.parent)])
+    file = tmp_path / "gemmery" / "tables" / config.table_files(target.described(host()))[0]
+    monkeypatch.setattr(config, "table_folders", lambda: [str(file.parent)])
     file.parent.mkdir(parents=True)
     yield file
     forget()
@@ -142,7 +142,7 @@ def test_a_table_serves_a_range_of_steppings_whatever_the_cpu_is_called(place_of
 
 
 def test_a_table_that_is_named_after_the_cpu_is_named_and_ignored(place_of_table):
-    old = place_of_table.with_name(tuned.older(target.described(host()))[0].rpartition(os.sep)[2])
+    old = place_of_table.with_name(config.table_files(target.described(host()))[1])
     assert old.name != place_of_table.name
     old.write_text(text({"layout": 1}, mc=48))
     with pytest.warns(RuntimeWarning, match=f"{old.name} is ignored: CPUs of several models are called"):
@@ -194,7 +194,7 @@ def test_cpus_of_one_name_have_tables_apart(monkeypatch, tmp_path):
     ]
     monkeypatch.setattr(target, "cores", lambda: 2)
     described = [target.described(each) for each in machines]
-    assert len({tuned.name(each) for each in described}) == len(described)
+    assert len({config.table_files(each)[0] for each in described}) == len(described)
     for each in described:
         usual = target.modeled(machines[0])._asdict()
         content = json.dumps({"gemmery": {"machine": tuned.versioned(each), "constants": {"mc": 48}}})
@@ -212,6 +212,18 @@ def test_intels_cores_with_slow_products_of_bfloat16_widen_them_with_amx_or_with
     assert told(monkeypatch, tmp_path, **{**ZEN5, "more": "avx512_fp16"}).has_bf16_dot
 
 
+SHIPPED = [*Path(gm.__file__).with_name("tables").iterdir()]
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.name)
+def test_a_table_of_the_package_is_whole_and_for_the_machine_that_its_name_says(file):
+    own = json.loads(file.read_text("utf-8"))["gemmery"]
+    machine = {**own["machine"], "stepping": own["machine"]["stepping"][0]}
+    assert config.table_files(machine)[0] == file.name
+    machine = {key: machine[key] for key in target.described(host())}
+    assert tuned.read(file.read_text("utf-8"), machine, target.modeled(host())._asdict()) == own["constants"] != {}
+
+
 def test_a_variable_names_another_table_or_none(place_of_table, monkeypatch, tmp_path):
     place_of_table.write_text(text(mc=48))
     for value, mc in (("off", target.modeled(host()).mc), (str(tmp_path / "mine.json"), 60)):
@@ -227,7 +239,8 @@ def test_a_variable_names_another_table_or_none(place_of_table, monkeypatch, tmp
 
 @pytest.mark.skipif(sys.platform != "linux", reason="XDG_DATA_HOME is Linux's")
 def test_a_product_without_a_table_reads_no_json(tmp_path):
-    code = "import sys, numpy, gemmery; gemmery.matmul(numpy.eye(3), numpy.eye(3)); print('json' in sys.modules)"
+    code = "import sys, numpy, gemmery, gemmery.config as c; c.table_folders = list; "
+    code += "gemmery.matmul(numpy.eye(3), numpy.eye(3)); print('json' in sys.modules)"
     environment = {**os.environ, "XDG_DATA_HOME": str(tmp_path)}
     environment.pop("GEMMERY_TABLE", None)
     ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)

@@ -202,12 +202,13 @@ def constants(target: Target | None = None) -> Constants:
 
 @functools.cache
 def _constants(target: Target) -> Constants:
-    choice, usual = config.table(), modeled(target)
-    if choice == "off" or not (choice or any(map(os.path.isdir, config.table_folders()))):
+    choice, usual, machine = config.table(), modeled(target), described(target)
+    files = (os.path.join(folder, file) for folder in config.table_folders() for file in config.table_files(machine))
+    if choice == "off" or not (choice or any(map(os.path.exists, files))):
         return usual
     from gemmery.cpu import tuned  # 1 ms with what it imports
 
-    table = tuned.table(described(target), usual._asdict())
+    table = tuned.table(machine, usual._asdict())
     if table.ignored:
         import warnings
 
@@ -275,8 +276,8 @@ def instruction_set(features: frozenset[str]) -> str:
 def host() -> Target:
     """Return the CPU that this process runs on, limited by GEMMERY_ISA if that is set."""
     machine = platform.machine().lower()
-    told = _cpuinfo()
-    flags = frozenset(told.get("flags", told.get("Features", "")).split())
+    fields = _cpuinfo()
+    flags = frozenset(fields.get("flags", fields.get("Features", "")).split())
     if config.ON_ARM:
         flags = hwcaps() | {"asimd"}  # which each has, where the system says nothing
     isa, limit = instruction_set(flags) if config.ON_ARM or machine in X86 else "generic", config.isa_limit()
@@ -287,9 +288,9 @@ def host() -> Target:
     l1d, l2, l3 = _caches()
     if "amx_tile" in flags and not _grants_tiles():
         flags -= {"amx_tile"}
-    cpu = told.get("CPU part") or told.get("model name") or platform.processor() or machine
-    model = " ".join(told[key] for key in _MODEL if key in told)
-    stepping = told.get("stepping", told.get("CPU revision", ""))
+    cpu = fields.get("CPU part") or fields.get("model name") or platform.processor() or machine
+    model = " ".join(fields[key] for key in _MODEL if key in fields)
+    stepping = fields.get("stepping", fields.get("CPU revision", ""))
     steps = int(stepping) if stepping.isdecimal() else 0
     target = Target(isa, flags, cpu, machine, l1d, l2, l3, model=model, stepping=steps)
     return target.limited(limit) if limit else target
@@ -351,18 +352,18 @@ _MODEL = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU variant", 
 
 def _cpuinfo() -> dict[str, str]:
     """Return what the system says of the first processor; nothing where it has no /proc/cpuinfo."""
-    told = dict[str, str]()
+    fields = dict[str, str]()
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             for line in file:
                 key, _, value = line.partition(":")
                 if key.strip():
-                    told[key.strip()] = value.strip()
-                elif told.keys() & {"flags", "Features"}:
+                    fields[key.strip()] = value.strip()
+                elif fields.keys() & {"flags", "Features"}:
                     break
     except OSError:
         pass
-    return told
+    return fields
 
 
 def _caches() -> tuple[int, int, int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -51,9 +50,9 @@ def table(machine: Mapping[str, Any], usual: Mapping[str, float]) -> TunedTable:
         except (OSError, ValueError) as error:
             why = (error.strerror if isinstance(error, OSError) else "") or str(error)
         ignored = _ignored(path, why)
-    old = next((path for path in older(machine) if not config.table() and os.path.exists(path)), "")
-    if old and not ignored:
-        ignored = _ignored(old, f"CPUs of several models are called {brief(machine['cpu'])}, and it does not say which")
+    old = (os.path.join(folder, config.table_files(machine)[1]) for folder in config.table_folders())
+    if not (ignored or config.table()) and (path := next(filter(os.path.exists, old), "")):
+        ignored = _ignored(path, f"CPUs of several models are called {brief(machine['cpu'])}: it does not say which")
     return TunedTable({}, "", ignored)
 
 
@@ -66,27 +65,7 @@ def _places(machine: Mapping[str, Any]) -> list[str]:
     choice = config.table()
     if choice:
         return [] if choice == "off" else [choice]
-    return [os.path.join(folder, name(machine)) for folder in config.table_folders()]
-
-
-def older(machine: Mapping[str, Any]) -> list[str]:
-    """Return the files that had the table of a machine in layout 1."""
-    words = f"{machine['cpu']} {machine['isa']} {machine['cores']}c"
-    return [os.path.join(folder, _file(words)) for folder in config.table_folders()]
-
-
-def name(machine: Mapping[str, Any]) -> str:
-    """Return the name of the file of a table: one for each model of CPU, its instructions and number of cores.
-
-    >>> name({"model": "GenuineIntel 6 207", "isa": "avx512", "instructions": "avx512_vnni avx512_bf16", "cores": 2})
-    'genuineintel-6-207-avx512-vnni-bf16-2c.json'
-    """
-    instructions = " ".join(word.removeprefix(f"{machine['isa']}_") for word in machine["instructions"].split())
-    return _file(f"{machine['model']} {machine['isa']} {instructions} {machine['cores']}c")
-
-
-def _file(words: str) -> str:
-    return f"{re.sub('[^a-z0-9]+', '-', words.lower()).strip('-')}.json"
+    return [os.path.join(folder, config.table_files(machine)[0]) for folder in config.table_folders()]
 
 
 def versioned(machine: Mapping[str, Any]) -> dict[str, Any]:

@@ -50,9 +50,10 @@ def refusal(problem: Problem, candidate: Candidate) -> str:
     return candidate.rung.refusal(problem)
 
 
-# Rows of A up to which streams are faster from so many times L2 on, where B is in no cache: a tile of few rows has too
-# few multiply-adds to wait for B (Zen 4, f32, 20 x 856 x 503: 171 us, in place 468; with B in L2 164 and 154).
-_STREAMED_FROM = ((5, 0.25), (32, 0.5))
+# Rows of A up to which streams are faster from so many bytes of B on, where B is not in L2, however large that is: a
+# tile of few rows has too few multiply-adds to wait for B (f32, in us, Zen 4, 20 x 856 x 503: 171, in place 468; with B
+# in L2 164 and 154. Emerald Rapids, L2 of 2 MiB, 5 x 256 x 256: 22, 41; 6.0, 5.7. 12 x 362 x 362: 58, 148; 35, 28).
+_STREAMED_FROM = ((5, 256 << 10), (32, 512 << 10))
 _STREAMED_COLUMNS = 128  # fewer are too short for streams
 # Up to such a k, and from so many columns on, 1/8 of the usual C is a large one: tiles down the columns of a C that is
 # in no cache wait for its lines (Zen 4, f32, 668 x 751 x 10: 288 us, packed 164, with C in a cache 134 and 119; with 32
@@ -106,10 +107,11 @@ def direct_b(target: Target, dtype: str, m: int, n: int) -> float:
     usual = constants(target)
     if dtype in _NARROW_B:
         return float(getattr(usual, _NARROW_B[dtype])) + 1
-    few = usual.direct_few
+    l2 = target.l2 or 1 << 20
+    few = usual.direct_few * l2
     if n >= _STREAMED_COLUMNS and dtype in _RUNGS["streamed"].dtypes:
-        few = min([few, *(times for rows, times in _STREAMED_FROM if m <= rows)])
-    return (few if m <= usual.streamed_rows else usual.direct_many) * (target.l2 or 1 << 20)
+        few = min([few, *(least for rows, least in _STREAMED_FROM if m <= rows)])
+    return few if m <= usual.streamed_rows else usual.direct_many * l2
 
 
 def _large_c(target: Target, dtype: str, n: int, k: int) -> int:

@@ -278,7 +278,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
   for (int tile = share.first; tile < share.last; ++tile) {
     const int begin = share.begin(tile), stop = share.stop(tile);
     int next = begin + turn;
-    float factors[BLOCKS][2];  // of rows
+    float row_factors[BLOCKS][2];
     auto fetch_factors = [&] {
       const SharedSpot spot = share.at(tile);
       const char* w = reinterpret_cast<const char*>(p.product.b);
@@ -286,7 +286,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
       const float* of_rows = reinterpret_cast<const float*>(w + chunk_bytes<Tiles>(p.product));
       of_rows += (spot.part + line * BLOCKS) * 64 + thread / 32 * 16 + lane / 4 * 2;
 #pragma unroll
-      for (int i = 0; i < 2 * BLOCKS; ++i) factors[i / 2][i % 2] = of_rows[i / 2 * 64 + i % 2];
+      for (int i = 0; i < 2 * BLOCKS; ++i) row_factors[i / 2][i % 2] = of_rows[i / 2 * 64 + i % 2];
     };
     if (!Tiles::GROUPED) fetch_factors();  // now, since they come from memory, where there are registers for them
 #pragma unroll
@@ -386,7 +386,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
         const int part = line * BLOCKS + block;
         const SharedSpot spot = share.at(tile);
         auto scaled = [&](int j, int e, int i) {
-          return sums[block][4 * j + e + 2 * i] * (L::UNSCALE * factors[block][i]);
+          return sums[block][4 * j + e + 2 * i] * (L::UNSCALE * row_factors[block][i]);
         };
         if (Tiles::STAYS && block == 0) ptx::bar_sync(1 + LINES + line, 128);  // all have copied out what was there
         char* rows = shared + Tiles::STAGED_AT + part * TOKENS * Tiles::PITCH;

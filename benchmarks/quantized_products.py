@@ -4,8 +4,8 @@
 
 A shape is out_features x in_features; a kind names codes, columns of a group and, if another, the type of x. Launches
 are in CUDA graphs, and weights take turns that together exceed 200 MB. `check` compares values with float64, `table`
-times the model's choice, `tune` other variants too, `random` 4-bit weights of random sizes; `layers` checks
-QuantizedLinear in graphs and compiled. Each product is a line of JSON in the file `--to`.
+times the model's choice, `tune` other variants too, `random` 4-bit weights of random sizes, as `tune --shapes random`
+does; `layers` checks QuantizedLinear in graphs and compiled. Each product is a line of JSON in the file `--to`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ import gemmery.torch
 from gemmery.arrays import View
 from gemmery.cuda import nvrtc, ordered, weights
 from gemmery.cuda.choose.data import QUANTIZED
+from gemmery.cuda.choose.variants import stages, suits
+from gemmery.cuda.device import KNOWN
 from gemmery.cuda.weights import Format, arrange, problem_of
 from gemmery.errors import CompileError, RefusedError
 from gemmery.ladder.cuda import BY_WEIGHTS
@@ -107,16 +109,14 @@ def arranged_copies(form):
 
 
 def variants(m, form):
-    """Return configs near to what suits so many rows."""
+    """Return the configs that the model compares."""
+    device = KNOWN["h200"]
     for tile in QUANTIZED:
-        crowded = form.kind in ("e2m1", "e4m3") or form.group in (16, 32)
-        wide = tile.tokens >= 2 * m and tile.tokens > 8
-        if tile.tokens < min(m, 48) or wide or (crowded and tile.tokens * tile.blocks >= 224):
-            continue
-        config = {**dict(zip(tile._fields, tile, strict=True)), "stages": 0}
-        yield from ({**config, "splits": splits} for splits in (1, 2, 4))
-        if m >= 128:
-            yield {**config, "runs": 132}
+        for splits in (0, 1, 2, 4, 8):
+            if suits(m, form, tile, splits, device, False):
+                runs = 0 if splits else device.sms * tile.resident
+                depth = stages(form, tile, not splits)
+                yield {**tile._asdict(), "stages": depth, "splits": splits or 1, "runs": runs}
 
 
 def measure(form, m, packed, plain, tune):
@@ -176,7 +176,7 @@ def layers():
         layer, x = model[0], torch.randn(m, 4096, device="cuda", dtype=torch.bfloat16)
         with torch.inference_mode():
             for _ in range(2):
-                weight = dequantize(layer.packed, layer.scales, bits, group, torch.bfloat16)
+                weight = dequantize(layer.packed, layer.scales, bits, torch.bfloat16)
                 exact = x.double() @ weight.double().t() + layer.bias.double()
                 limit = 2.0**-8 * exact.abs() + 2.0**-14 * (x.double().abs() @ weight.double().abs().t())
                 y, graph = model(x), torch.cuda.CUDAGraph()
@@ -203,7 +203,7 @@ def kernel(form, m, config, epilogue=""):
 
 def compile_all(keys):
     """Compile kernels in processes of their own, into the cache."""
-    with ProcessPoolExecutor(8) as pool:
+    with ProcessPoolExecutor() as pool:
         list(pool.map(compile_one, sorted(set(keys))))
 
 
@@ -217,7 +217,7 @@ def compile_one(key):
 
 def cases_of(args):
     """Return formats and numbers of rows."""
-    if args.what == "random":
+    if "random" in (args.what, args.shapes):
         rng = random.Random(45)
         sides = [(64 * rng.randrange(8, 257), 64 * rng.randrange(8, 257)) for _ in range(args.count)]
         return [(Format(*side, "int4", 64, "bf16"), int(2 ** rng.uniform(0, 9.01))) for side in sides]

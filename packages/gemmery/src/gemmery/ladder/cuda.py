@@ -5,7 +5,7 @@ from __future__ import annotations
 from gemmery import dtypes
 from gemmery.cuda import weights
 from gemmery.cuda.choose import complete
-from gemmery.cuda.choose.variants import most_shared, variant_of
+from gemmery.cuda.choose.variants import most_shared, tiles_cut, variant_of
 from gemmery.cuda.geometry import Geometry, MapBox, element, instance, target, template
 from gemmery.cuda.weights import KINDS, STEP, Format
 from gemmery.errors import RefusedError
@@ -65,44 +65,46 @@ def _geometry(name: str, problem: Problem, config: Config) -> Geometry:
             "ever; take a multiple of ways, twice as many at least"
         )
     sums = lines * blocks * tokens * 64 * 4  # bytes
-    ring = stages * (tokens * STEP * 2 + parts * form.chunk)
-    shared = ring + (ways - 1) * sums + 16 * stages + 4 * lines
+    stays = config["runs"] > 0 or problem.groups > 0  # for many tiles: results have room of their own
+    ring = stages * (tokens * STEP * 2 + parts * form.chunk) + (ways - 1) * sums
+    results = parts * tokens * 144
+    shared = (ring + results if stays else max(ring, results)) + 16 * stages + 4 * lines
     if shared > most_shared(resident):
         raise RefusedError(
             f"{shared} bytes of shared memory: each of {resident} blocks of a multiprocessor has "
             f"{most_shared(resident)}; take fewer stages"
         )
-    if parts * tokens * 144 > ring + (ways - 1) * sums:
-        raise RefusedError(f"stages={stages}: {parts * 64} x {tokens} results do not fit in the ring; take more stages")
     steps, tiles = form.places[1], -(-problem.n // (64 * parts)) * most_across(problem, tokens)
     splits = 0 if config["runs"] else min(config["splits"], steps)
     grid = min(config["runs"], tiles * steps) or tiles * splits
+    cut = 0 if splits or problem.groups or problem.invariant else tiles_cut(tiles, steps, grid)
     if problem.groups:  # whose ends decide on the device whether blocks share tiles, unless they must not
-        splits, shared = int(problem.invariant), shared + GROUP * problem.groups + 8 + parts * tokens * 144
+        splits, shared = int(problem.invariant), shared + GROUP * problem.groups + 8
         grid = min(config["runs"] or target(problem).sms * resident, tiles if splits else tiles * steps)
         if shared > most_shared(resident):
             raise RefusedError(f"{problem.groups} groups: there is no room for where they end; take fewer stages")
+    parted = splits > 1 or cut > 0 or (problem.groups > 0 and not splits)
     deep = problem.k % 64 == 0
     early = not config["late"]
     levels = template(
         "Levels", element(problem), form.kind.removesuffix("_zeros").upper(), form.columns, form.kind == "int4_zeros"
     )
-    shape = tokens, warpgroups, blocks, ways, stages, resident, deep, early, problem.groups > 0
+    shape = tokens, warpgroups, blocks, ways, stages, resident, deep, early, stays, problem.groups > 0
     return Geometry(
         f"{name}.cu",
         instance(name, problem, template("QuantizedTiles", element(problem), levels, *shape)),
         (grid, 1, 1),
         (threads, 1, 1),
         shared=shared,
-        workspace=0 if splits == 1 else 2 * grid * sums,
-        counters=0 if splits == 1 else tiles * lines * COUNTER,
+        workspace=2 * grid * sums if parted else 0,
+        counters=tiles * lines * COUNTER if parted else 0,
         needs=90,
         instructions="wgmma",
         alone=True,
         overlaps=early,
         tile=(tokens, 64 * parts),
         maps=(MapBox("a", (64, tokens), deep=2 if deep else 1),),
-        band=splits,
+        band=splits or -cut,
     )
 
 
@@ -178,14 +180,14 @@ GEMM_QUANTIZED = (
         geometry=_geometry,
         resolve=_resolve,
         space={
-            "tokens": (0, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128),
+            "tokens": (0, 8, 16, 24, 32, 48, 64, 80, 88, 96, 104, 112, 120, 128, 136, 144, 152, 176, 256),
             "warpgroups": (0, 2, 4),
             "blocks": (0, 1, 2),
             "ways": (0, 1, 2, 4),
             "stages": (0, 3, 4, 5, 6, 8, 12, 16, 20, 24),
             "resident": (0, 1, 2),
             "splits": (0, 1, 2, 4, 8),
-            "runs": (0, 132),
+            "runs": (0, 132, 264),
             "late": (0, 1),
         },
         lesson=(

@@ -277,36 +277,44 @@ class QuantizedTile(NamedTuple):
     resident: int  # blocks on a multiprocessor
 
 
-# Six warpgroups in three ways, and clusters, gained nothing (docs/findings/quantized_products.md).
+# Six warpgroups in three ways, clusters, and two blocks of 64 rows of a warpgroup, gained nothing
+# (docs/findings/quantized_products.md).
 QUANTIZED = (
     *(QuantizedTile(tokens, 4, 1, 4, 24, 1) for tokens in (8, 16, 24, 32)),
     *(QuantizedTile(tokens, 4, 1, 2, 8, 1) for tokens in (8, 16, 24, 32, 48, 64)),
     *(QuantizedTile(tokens, 4, 1, 1, 8, 1) for tokens in (8, 16, 24, 32, 48, 64)),
     *(QuantizedTile(tokens, 2, 1, 2, 8, 2) for tokens in (8, 16, 24, 32)),
-    *(QuantizedTile(tokens, 2, 1, 1, 8, 1) for tokens in (80, 96, 112, 128)),
-    *(QuantizedTile(tokens, 2, 2, 1, 8, 1) for tokens in (80, 96, 112, 128)),
+    *(QuantizedTile(tokens, 2, 1, 1, 8, 1) for tokens in (*range(80, 153, 8), 176, 256)),
 )
 
 
 class QuantizedCosts(NamedTuple):
     """The model of these variants for one card, in cycles of a multiprocessor at 1.75 GHz and bytes in one of them all.
 
-    Fitted to times of 40 products on an H200, benchmarks/tuning/quantized-nvidia-h200.jsonl: the choice then takes at
-    most 2.8 % longer than the fastest, 0.1 % on average.
+    Fitted to times of 108 products on an H200, benchmarks/tuning/quantized-nvidia-h200.jsonl: of these the choice takes
+    at most 5 % longer than the fastest for 94 %, and 0.7 % longer on average.
     """
 
-    memory: float = 2117  # bytes
-    l2: float = 6140
-    product: float = 13.7  # more than half a cycle for each token, of wgmma with A in registers beside unpacking
-    issue: float = 192  # of a chunk
-    turn: float = 595  # of one consumer, for a step
-    bring: float = 289  # of the thread that asks for a step
-    latency: float = 2787  # from there until it has come
-    start: tuple[float, float] = (356, 324)  # of a launch, by blocks on a multiprocessor
-    end: float = 3248  # of a round of tiles
-    split: float = 5352  # waiting for the blocks that share a tile
-    exchange: float = 35.7  # bytes in a cycle of the sums that they write and read
-    cut: float = 1.104  # of the time of steps where runs begin and end within tiles
+    memory: float = 2600  # bytes
+    anew: float = 1.25  # times the bytes of W, where blocks are at other places of k
+    l2: float = 6535
+    product: float = 11.3  # more than half a cycle for each token, of wgmma with A in registers beside unpacking
+    issue: float = 232  # of a chunk
+    harder: float = 1.15  # times that, of formats with more instructions than those of 4 bits in bf16
+    turn: float = 201  # of one consumer, for a step
+    bring: float = 332  # of the thread that asks for a step
+    free: float = 0.44  # of that, for the steps of the first ring
+    latency: float = 2497  # from there until it has come
+    held: float = 2  # stages of a ring that wait to be handed back, where no consumers take turns
+    ahead: float = 0.23  # of the first ring's steps, which come while the launch before ends
+    start: tuple[float, float] = (198, 154)  # of a launch, by blocks on a multiprocessor
+    end: float = 4513  # of a block
+    next: float = 1572  # from a tile of a block to its next one
+    store: float = 70.5  # bytes of results in a cycle
+    cut: float = 4277  # of a block with parts of two tiles, beside one
+    split: float = 871  # waiting for the blocks that share a tile
+    part: float = 720  # of each of their parts
+    exchange: float = 22.2  # bytes in a cycle of the sums that they write and read
     # Rows and k from and up to which it takes less time to expand the weight first: 8192 rows by 14336 x 4096 take 1640
     # us by this kernel, 1510 by cuBLAS, and 41 to expand. With k = 28672 this kernel is the faster one.
     expanded_rows: int = 4096
@@ -314,7 +322,7 @@ class QuantizedCosts(NamedTuple):
 
 
 _H200_QUANTIZED = QuantizedCosts()
-_H100_QUANTIZED = QuantizedCosts(memory=1480)  # 0.7 of the bytes in a second; not timed
+_H100_QUANTIZED = QuantizedCosts(memory=1820)  # 0.7 of the bytes in a second; not timed
 
 
 def quantized_costs(device: Device) -> QuantizedCosts:

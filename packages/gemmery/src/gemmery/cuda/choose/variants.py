@@ -13,6 +13,7 @@ from gemmery.problem import Config, Problem
 if TYPE_CHECKING:
     from gemmery.cuda.weights import Format
 
+_CUT = 8  # steps that take as long as to add up the parts of a tile
 _STEP, _PART, _LINE = 128, 64, 144  # of k, rows of a chunk, bytes of a token's results of a chunk in shared memory
 _WHOLE, _BLOCK = 233_472, 1024  # bytes of shared memory of a multiprocessor, and what each block takes beside its own
 
@@ -27,20 +28,19 @@ def variant_of(problem: Problem, form: Format, device: Device, part: Config = Ma
     >>> variant["tokens"], variant["ways"], variant["splits"]
     (64, 2, 2)
     """
-    crowded = form.kind in ("e4m3", "e2m1") or form.group in (16, 32) or problem.epilogue.endswith(("gelu", "silu"))
     rows, invariant = problem.m, problem.invariant
     if problem.groups:  # as one W of all groups' rows; most of these have fewer tokens than two deviations more
         mean = -(-problem.m // problem.groups)
         rows, form = min(problem.m, mean + int(2 * mean**0.5)), form._replace(n=form.n * problem.groups)
-    choice = dict(_best(rows, form, device, invariant, crowded, tuple(part.items())))
+    tight = problem.groups > 0 or problem.epilogue.endswith(("gelu", "silu"))
+    choice = dict(_best(rows, form, device, invariant, tight, tuple(part.items())))
     if problem.groups:
         choice |= {"splits": 1, "runs": 0}  # the device decides
         if choice["resident"] == 2 and not invariant:
             choice["ways"] = 1  # a block has many tiles: twice the rows for each end of one
     while problem.groups and choice["stages"] > 2 * choice["ways"]:  # room for where groups end
         tile = QuantizedTile(*(choice[name] for name in QuantizedTile._fields))
-        results = tile.warpgroups // tile.ways * tile.blocks * tile.tokens * _LINE
-        if shared_bytes(form, tile, tile.stages)[0] + results + 8 * problem.groups + 8 <= most_shared(tile.resident):
+        if shared_bytes(form, tile, tile.stages, True) + 8 * problem.groups + 8 <= most_shared(tile.resident):
             break
         choice["stages"] -= choice["ways"]
     return choice
@@ -48,17 +48,17 @@ def variant_of(problem: Problem, form: Format, device: Device, part: Config = Ma
 
 @lru_cache(maxsize=4096)
 def _best(
-    m: int, form: Format, device: Device, invariant: bool, crowded: bool, part: tuple[tuple[str, int], ...]
+    m: int, form: Format, device: Device, invariant: bool, tight: bool, part: tuple[tuple[str, int], ...]
 ) -> tuple[tuple[str, int], ...]:
-    """Return the values; a `crowded` kernel spills where it has 128 sums for each thread."""
+    """Return the values; `tight`: the kernel needs more registers than others."""
     tiles = [tile for tile in QUANTIZED if all(getattr(tile, key, value) == value for key, value in part)] or QUANTIZED
-    roomy = [tile for tile in tiles if tile.tokens * tile.blocks < 224 or not crowded]
-    pairs = [(tile, splits) for tile in roomy for splits in (0, 1, 2, 4, 8)]
+    pairs = [(tile, splits) for tile in tiles if not (tight and _spills(tile)) for splits in (0, 1, 2, 4, 8)]
     pairs = [(tile, splits) for tile, splits in pairs if suits(m, form, tile, splits, device, invariant)]
     costs = quantized_costs(device)
     tile, splits = min(pairs or [(tiles[0], 1)], key=lambda pair: cycles(m, form, pair[0], pair[1], device, costs))
     names = dict(zip(QuantizedTile._fields, tile, strict=True))
-    names |= {"stages": stages(form, tile), "splits": splits or 1, "runs": 0 if splits else device.sms}
+    names |= {"stages": stages(form, tile, not splits), "splits": splits or 1}
+    names["runs"] = 0 if splits else device.sms * tile.resident
     return tuple(names.items())
 
 
@@ -75,11 +75,12 @@ def expands(m: int, form: Format, device: Device) -> bool:
     return m >= costs.expanded_rows and form.k <= costs.expanded_depth
 
 
-def shared_bytes(form: Format, tile: QuantizedTile, depth: int) -> tuple[int, int]:
-    """Return the bytes of shared memory of a block with so many stages, and those of them that results may take."""
+def shared_bytes(form: Format, tile: QuantizedTile, depth: int, stays: bool) -> int:
+    """Return the bytes of shared memory of a block with so many stages; results have their own if it `stays`."""
     parts = tile.warpgroups // tile.ways * tile.blocks
     ring = depth * (tile.tokens * _STEP * 2 + parts * form.chunk) + (tile.ways - 1) * parts * tile.tokens * _PART * 4
-    return ring + 16 * depth + 4 * tile.warpgroups, ring
+    results = parts * tile.tokens * _LINE
+    return (ring + results if stays else max(ring, results)) + 16 * depth + 4 * tile.warpgroups
 
 
 def most_shared(resident: int) -> int:
@@ -87,38 +88,60 @@ def most_shared(resident: int) -> int:
     return _WHOLE // resident - _BLOCK
 
 
-def stages(form: Format, tile: QuantizedTile) -> int:
+def stages(form: Format, tile: QuantizedTile, stays: bool = False) -> int:
     """Return the stages of a tile that fit; 0 if there are too few."""
-    depth, parts = tile.stages, tile.warpgroups // tile.ways * tile.blocks
-    while depth >= 2 * tile.ways and shared_bytes(form, tile, depth)[0] > most_shared(tile.resident):
+    depth = tile.stages
+    least = max(2 * tile.ways, 3)
+    while depth >= least and shared_bytes(form, tile, depth, stays) > most_shared(tile.resident):
         depth -= tile.ways
-    if depth < 2 * tile.ways or parts * tile.tokens * _LINE > shared_bytes(form, tile, depth)[1]:
+    return depth if depth >= least else 0
+
+
+def tiles_cut(tiles: int, steps: int, blocks: int) -> int:
+    """Return how many of the tiles that so many blocks have in turn they cut into equal runs of steps.
+
+    None where that takes longer than the rest of a round; where many blocks would share a tile, a round more.
+    """
+    rest = tiles % blocks
+    if tiles > blocks and (blocks - rest) * steps < blocks * _CUT:
         return 0
-    return depth
+    return rest + blocks if tiles > blocks and 0 < 3 * rest < blocks else rest
 
 
 def suits(m: int, form: Format, tile: QuantizedTile, splits: int, device: Device, invariant: bool) -> bool:
     """Return True for variants that the model compares for a product.
 
-    With `invariant` they add in one order whatever m is: consumers take turns in pairs, and n and k say how many blocks
+    With `invariant` they add in one order whatever m is: n and k say how many consumers take turns, and how many blocks
     share the k of a tile.
     """
-    if not stages(form, tile):
+    if not stages(form, tile, not splits) or (splits == 0 and _spills(tile)):
         return False
     tiles, steps = _tiles(m, form, tile), form.places[1]
     if invariant:
-        return tile.ways == 2 and splits == _fixed_splits(form, device)
-    if tile.tokens < min(m, 48) or (tile.tokens >= 2 * m and tile.tokens > 8):
+        ways, fixed = _fixed(form, device)
+        return tile.ways == ways and (splits == fixed or (splits == 0 and fixed == 1 and tiles > device.sms))
+    if tile.tokens < min(m, 32 if m <= 64 else 48) or (tile.tokens >= 2 * m and tile.tokens > 8):
         return False
     if splits == 0:
         return tiles > device.sms
-    return splits == 1 or (splits <= steps and tiles * splits <= device.sms * tile.resident)
+    if splits > 1 and tile.ways == 4 and 4 * tiles > device.sms:
+        return False
+    if 2 * tile.ways * splits > max(steps, 2):
+        return False
+    return splits == 1 or tiles * splits <= device.sms * tile.resident
 
 
-def _fixed_splits(form: Format, device: Device) -> int:
-    """Return the blocks that share the k of a tile of 128 rows and up to 64 tokens, whatever the tokens are."""
+def _spills(tile: QuantizedTile) -> bool:
+    """Return True for a tile whose kernel spills where it needs more registers, as of blocks with many tiles."""
+    return tile.tokens == 256 or (tile.resident == 2 and tile.tokens == 32)
+
+
+def _fixed(form: Format, device: Device) -> tuple[int, int]:
+    """Return the consumers that take turns and the blocks that share the k of a tile, whatever the tokens are."""
     tiles, steps = -(-form.n // 128), form.places[1]
-    return max(s for s in (1, 2, 4, 8) if s == 1 or (tiles * s <= device.sms and s * 4 <= steps))
+    if tiles >= 1.6 * device.sms:  # of 256 rows there are enough for all multiprocessors
+        return 1, 1
+    return 2, max(s for s in (1, 2, 4, 8) if s == 1 or (tiles * s <= device.sms and s * 4 <= steps))
 
 
 def _tiles(m: int, form: Format, tile: QuantizedTile) -> int:
@@ -127,28 +150,33 @@ def _tiles(m: int, form: Format, tile: QuantizedTile) -> int:
 
 
 def cycles(m: int, form: Format, tile: QuantizedTile, splits: int, device: Device, costs: QuantizedCosts) -> float:
-    """Return the cycles of a product: what takes longest in a step, over the rounds of blocks, and the ends.
+    """Return the cycles of a product: what takes longest in a step, over the steps of a block, and the ends of tiles.
 
     A step waits for the bytes of W from memory, for those of W and tokens from L2, for tensor cores, for the issue of
     instructions, for the turn of one consumer, for the thread that asks for it, or for what it asked for a ring ago.
     """
     parts, steps = tile.warpgroups // tile.ways * tile.blocks, form.places[1]
-    tiles, slots = _tiles(m, form, tile), device.sms * tile.resident
-    rounds = -(-tiles * splits // slots) if splits else 1
-    at_once = tiles * splits / rounds if splits else slots
-    beside = -(-int(at_once) // device.sms)  # blocks of a multiprocessor
+    tiles, slots, across = _tiles(m, form, tile), device.sms * tile.resident, -(-m // tile.tokens)
+    cut = 0 if splits else tiles_cut(tiles, steps, slots)
+    rounds = -(-tiles * splits // slots) if splits else -(-(tiles - cut) // slots)  # of whole tiles
+    at_once = min(tiles * splits, slots) if splits else slots
+    beside = -(-at_once // device.sms)  # blocks of a multiprocessor
     w_bytes, x_bytes = parts * form.chunk, tile.tokens * _STEP * 2
+    own = rounds * steps / splits if splits else rounds * steps + cut * steps / slots
+    depth, store = stages(form, tile, not splits), parts * _PART * tile.tokens * 2 / costs.store
+    first = min(depth, own)
+    hard = form.kind != "int4" or form.dtype == "f16" or form.group in (16, 32)
     step = max(
-        w_bytes * at_once / costs.memory,
+        w_bytes * at_once / costs.memory * (costs.anew if cut else 1 / across),
         (w_bytes + x_bytes) * at_once / costs.l2,
         beside * parts * 8 * (max(tile.tokens, 16) / 2 + costs.product),
-        beside * parts * costs.issue,
+        beside * parts * costs.issue * (costs.harder if hard else 1),
         costs.turn / tile.ways,
-        costs.bring,
-        costs.latency / stages(form, tile),
+        costs.bring * (1 - costs.free * first / own),
+        costs.latency / (depth - (costs.held if tile.ways == 1 else 0)),
     )
-    total = rounds * (steps / splits * step + costs.end) if splits else tiles * steps / slots * step * costs.cut
-    total += costs.start[tile.resident - 1] + (0 if splits else costs.end)
-    if splits != 1:
-        total += costs.split + parts * _PART * tile.tokens * 8 / costs.exchange
+    total = (own - costs.ahead * first) * step + costs.start[tile.resident - 1] + costs.end + store
+    total += (rounds - 1 + (cut > 0)) * (store + (costs.end if splits else costs.next)) + (cut > 0) * costs.cut
+    if splits > 1 or cut:
+        total += costs.split + costs.part * max(splits, 2) + parts * _PART * tile.tokens * 8 / costs.exchange
     return total

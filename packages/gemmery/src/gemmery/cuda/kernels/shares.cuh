@@ -6,22 +6,44 @@
 // Where a tile is: its expert, its first chunk of W, its first token, and behind the last one that it may have.
 struct SharedSpot { int group, part, token, end; };
 
-// The steps of all tiles in the order of k, tokens before rows, and who has them: `splits` blocks a tile; or, if that
-// is 0, each block an equal run, which may begin and end within a tile.
-template <class Tiles> struct Share {
-  int steps, across, tiles, splits, run, more, begin, end, tokens;
+// A block's steps of tiles [first, last): the first one's from `from` on, those of tile `cut` as far as `to`.
+struct Steps {
+  int steps, first, last, from, cut, to;
+
+  // A run of the steps of tiles in their order.
+  __device__ __forceinline__ void set(int begin, int end) {
+    first = begin / steps;
+    from = begin < end ? begin % steps : 0;
+    last = begin < end ? (end - 1) / steps + 1 : first;
+    cut = last - 1;
+    to = end - cut * steps;
+  }
+  __device__ __forceinline__ int begin(int tile) const { return tile == first ? from : 0; }
+  __device__ __forceinline__ int stop(int tile) const { return tile == cut ? to : steps; }
+  __device__ __forceinline__ int count() const {
+    return (last - first) * steps - from - (cut >= first ? steps - to : 0);
+  }
+};
+
+// Tiles, tokens before rows, and who has them: `splits` blocks a tile; or, if that is 0, each block an equal run of the
+// steps of the first `shared` tiles, which may begin and end within one, and then whole ones of the others in turn.
+template <class Tiles> struct Share : Steps {
+  int across, splits, shared, run, more, tokens;
 
   template <class P> __device__ __forceinline__ explicit Share(const P& p) : tokens(p.product.m) {
+    const int blocks = gridDim.x, block = blockIdx.x;
     steps = (p.product.k + Tiles::STEP - 1) / Tiles::STEP;
     across = (p.product.m + Tiles::TOKENS - 1) / Tiles::TOKENS;
-    tiles = (p.product.n + Tiles::ROWS - 1) / Tiles::ROWS * across;
-    splits = p.band;
-    run = tiles * steps / int(gridDim.x);
-    more = tiles * steps % int(gridDim.x);
-    begin = begin_of(blockIdx.x);
-    end = begin_of(blockIdx.x + 1);
+    splits = max(p.band, 0);
+    shared = max(-p.band, 0);
+    run = shared * steps / blocks;
+    more = shared * steps % blocks;
+    set(begin_of(block), begin_of(block + 1));
+    const int whole = (p.product.n + Tiles::ROWS - 1) / Tiles::ROWS * across - shared;
+    if (!splits) last += (whole - block + blocks - 1) / blocks;
   }
   __device__ __forceinline__ SharedSpot at(int tile) const {
+    if (tile > cut) tile = shared + int(blockIdx.x) + (tile - cut - 1) * int(gridDim.x);
     return {0, tile / across * Tiles::PARTS, tile % across * Tiles::TOKENS, tokens};
   }
   __device__ __forceinline__ int begin_of(int block) const {
@@ -40,10 +62,10 @@ template <class Tiles> struct Share {
 
 // The same for experts, groups of tokens with a W each, whose ends are read on the device: expert after expert, of
 // those that have tokens. Each block has whole tiles, or, where that would leave many idle, an equal run of steps.
-template <class Tiles> struct Experts {
+template <class Tiles> struct Experts : Steps {
   static constexpr int CUT = 10;  // steps that take as long as to add up the parts of a tile that two blocks have
   const int2* table;              // of each group: the tiles up to its last one, and where it ends
-  int groups, steps, tiles, run, more, begin, end;
+  int groups, tiles, run, more;
   bool cuts;
 
   static __device__ __forceinline__ int rows(int n) { return (n + Tiles::ROWS - 1) / Tiles::ROWS; }
@@ -83,8 +105,7 @@ template <class Tiles> struct Experts {
     const int units = cuts ? tiles * steps : tiles;
     run = units / blocks;
     more = units % blocks;
-    begin = begin_of(blockIdx.x);
-    end = begin_of(blockIdx.x + 1);
+    set(begin_of(blockIdx.x), begin_of(blockIdx.x + 1));
   }
   __device__ __forceinline__ SharedSpot at(int tile) const {
     if (tile >= tiles) return {0, 0, 0, 0};

@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(384, 1) wgmma_codes(const __grid_constant__ Tm
       return sums[4 * j + e + 2 * i] * of_token;
     };
     ptx::bar_sync(1 + group, 128);  // all have copied out what was there before
-    store_block<EPILOGUE, Tiles>(p.product, scaled, shared + Tiles::RING + group * TOKENS * Tiles::PITCH, true,
-                                 1 + group, (spot.part + group) * 64, spot);
+    store_block<EPILOGUE, Tiles>(p.product, scaled, shared + Tiles::RING + group * TOKENS * Tiles::PITCH, 1 + group,
+                                  (spot.part + group) * 64, spot);
   }
 }

@@ -15,18 +15,18 @@
 // WARPGROUPS of BLOCKS x 64 rows of W each, of which WAYS share rows, and one more for the producer. RESIDENT blocks on
 // a multiprocessor. DEEP: one copy loads 128 of k of the tokens; not so where k is no multiple of 64. EARLY: the launch
 // before may not have ended when this one begins, and W is asked for before it has; not so where it is of a GROUP, one
-// of several W, that ends where the launch before may say.
+// of several W, that ends where the launch before may say. STAYS: a block may have many tiles.
 template <class T, class Of, int N, int COUNT, int EACH, int SHARING, int DEPTH, int AT_A_TIME, bool IS_DEEP,
-          bool IS_EARLY, bool HAS_GROUPS>
+          bool IS_EARLY, bool IS_STAYING, bool HAS_GROUPS>
 struct QuantizedTiles {
   using L = Of;
-  static constexpr bool GROUPED = HAS_GROUPS;
+  static constexpr bool GROUPED = HAS_GROUPS, STAYS = IS_STAYING;
   static constexpr int TOKENS = N, WARPGROUPS = COUNT, BLOCKS = EACH, WAYS = SHARING, STAGES = DEPTH;
   static constexpr int RESIDENT = AT_A_TIME, STEP = 128;
   static constexpr bool DEEP = IS_DEEP, EARLY = IS_EARLY;
   static constexpr int CONSUMERS = WARPGROUPS * 128, THREADS = CONSUMERS + 128;
   // Of what the block was launched with: a setmaxnreg that asks for more than the others gave back waits for ever.
-  static constexpr int LAUNCHED = 65536 / RESIDENT / THREADS / 8 * 8, PRODUCER = 24;
+  static constexpr int LAUNCHED = 65536 / RESIDENT / THREADS / 8 * 8, PRODUCER = 32;
   static constexpr int EACH_MAY = (LAUNCHED * (WARPGROUPS + 1) - PRODUCER) / WARPGROUPS / 8 * 8;
   static constexpr int CONSUMER = EACH_MAY < 232 ? EACH_MAY : 232;
   static constexpr int LINES = WARPGROUPS / WAYS, PARTS = LINES * BLOCKS, ROWS = PARTS * 64;
@@ -35,13 +35,13 @@ struct QuantizedTiles {
   static constexpr int SUMS = BLOCKS * TOKENS / 2, QUADS = SUMS / 4, EXCHANGED = SUMS * 128 * 4;
   static constexpr int RING = STAGES * (X_BYTES + W_BYTES), EXCHANGE = RING + (WAYS - 1) * LINES * EXCHANGED;
   static constexpr int PITCH = 144;  // bytes of a token's 64 results, and 16 so that a warp's are in all banks
-  // Results leave through the ring; or, where a block may have many tiles and fills it meanwhile, by room behind it.
-  static constexpr int STAGED = PARTS * TOKENS * PITCH, STAGED_AT = GROUPED ? EXCHANGE : 0;
-  static constexpr int BEHIND = EXCHANGE + (GROUPED ? STAGED : 0);
+  // Results leave through the ring; or, where the block fills it for the next tile meanwhile, by room behind it.
+  static constexpr int STAGED = PARTS * TOKENS * PITCH, STAGED_AT = STAYS ? EXCHANGE : 0;
+  static constexpr int BEHIND = STAYS || STAGED > EXCHANGE ? STAGED_AT + STAGED : EXCHANGE;
+  static constexpr int AT_ONCE = QUADS > 4 ? 1 : QUADS > 2 ? 2 : 4;  // parts of a tile that are read together
   static constexpr int TABLE = BEHIND + (16 * STAGES + 4 * LINES + 7) / 8 * 8;  // of groups
   static_assert(BAND % PARTS == 0 && WARPGROUPS % WAYS == 0, "what a block needs of a step is one piece");
   static_assert(STAGES % WAYS == 0 && STAGES >= 2 * WAYS, "a consumer else waits for a stage that it holds");
-  static_assert(STAGED <= BEHIND - STAGED_AT, "results leave through the ring");
 };
 
 // Bytes of the chunks of a W, which its rows' factors follow, and of both.
@@ -68,8 +68,8 @@ template <class Tiles> struct QuantizedProducer {
   __device__ __forceinline__ QuantizedProducer(const P& p, const ShareOf<Tiles>& share, unsigned ring, unsigned full)
       : share(share), w(reinterpret_cast<const char*>(p.product.b)),
         each(Tiles::GROUPED ? whole_bytes<Tiles>(p.product) : 0), ring(ring), full(full) {
-    w_tile = x_tile = share.begin / share.steps;
-    w_step = x_step = share.begin % share.steps;
+    w_tile = x_tile = share.first;
+    w_step = x_step = share.from;
     token = share.at(x_tile).token;
     enter();
   }
@@ -84,7 +84,7 @@ template <class Tiles> struct QuantizedProducer {
     ptx::cp_async_bulk_load(ring + Tiles::STAGES * Tiles::X_BYTES + stage * Tiles::W_BYTES, from, Tiles::W_BYTES,
                             full + 8 * stage);
     from += Tiles::BAND * Tiles::L::CHUNK;
-    if (++w_step == share.steps) {
+    if (++w_step == share.stop(w_tile)) {
       w_step = 0;
       ++w_tile;
       enter();
@@ -98,7 +98,7 @@ template <class Tiles> struct QuantizedProducer {
       ptx::cp_async_bulk_tensor_load(to, &p.a, x_step * Tiles::STEP, token, 0, barrier);
       ptx::cp_async_bulk_tensor_load(to + Tiles::X_BYTES / 2, &p.a, x_step * Tiles::STEP + 64, token, 0, barrier);
     }
-    if (++x_step == share.steps) {
+    if (++x_step == share.stop(x_tile)) {
       x_step = 0;
       token = share.at(++x_tile).token;
     }
@@ -128,10 +128,10 @@ template <class Out> __device__ __forceinline__ unsigned pair_of(float low, floa
 
 // Results of one block of 64 rows of W, for the tokens of a tile. A thread has rows r, r + 1 for two tokens of each 8;
 // `scaled` gives its sum of the token 8 j + 2 (lane % 4) + e and row r + i, with all factors.
-// `staged`: they leave through shared memory, in whole lines; else by single elements, where the ring is still in use.
+// They leave through shared memory, `stage`, in whole lines.
 template <int EPILOGUE, class Tiles, class T, class Out, class Scaled>
-__device__ __forceinline__ void store_block(const Product<T, Out>& p, Scaled scaled, char* stage, bool staged,
-                                            int barrier, int rows, SharedSpot spot) {
+__device__ __forceinline__ void store_block(const Product<T, Out>& p, Scaled scaled, char* stage, int barrier,
+                                            int rows, SharedSpot spot) {
   constexpr int PITCH = Tiles::PITCH, TOKENS = Tiles::TOKENS, SIZE = int(sizeof(Out)), PIECES = 4 * SIZE;
   const int thread = threadIdx.x % 128, lane = thread % 32, row = thread / 32 * 16 + lane / 4 * 2;
   const int token = spot.token, count = min(spot.end - token, TOKENS), wide = min(p.n - rows, 64);
@@ -147,38 +147,27 @@ __device__ __forceinline__ void store_block(const Product<T, Out>& p, Scaled sca
     if constexpr ((EPILOGUE & ACTIVATION) == SILU) return silu(x);
     return activate<EPILOGUE>(x);
   };
-  if (staged) {
-    char* to = stage + lane % 4 * 2 * PITCH + row * SIZE;
+  char* to = stage + lane % 4 * 2 * PITCH + row * SIZE;
 #pragma unroll
-    for (int i = 0; i < TOKENS / 4; ++i) {
-      const float first = result(i / 2, i % 2, 0), second = result(i / 2, i % 2, 1);
-      char* here = to + (i / 2 * 8 + i % 2) * PITCH;
-      if constexpr (SIZE == 2) *reinterpret_cast<unsigned*>(here) = pair_of<Out>(first, second);
-      else *reinterpret_cast<float2*>(here) = make_float2(first, second);
-    }
-    ptx::bar_sync(barrier, 128);
-    if (wide == 64 && (reinterpret_cast<unsigned long long>(p.c) | p.c_row * SIZE) % 16 == 0) {
+  for (int i = 0; i < TOKENS / 4; ++i) {
+    const float first = result(i / 2, i % 2, 0), second = result(i / 2, i % 2, 1);
+    char* here = to + (i / 2 * 8 + i % 2) * PITCH;
+    if constexpr (SIZE == 2) *reinterpret_cast<unsigned*>(here) = pair_of<Out>(first, second);
+    else *reinterpret_cast<float2*>(here) = make_float2(first, second);
+  }
+  ptx::bar_sync(barrier, 128);
+  if (wide == 64 && (reinterpret_cast<unsigned long long>(p.c) | p.c_row * SIZE) % 16 == 0) {
 #pragma unroll 4
-      for (int at = thread; at < count * PIECES; at += 128) {
-        *reinterpret_cast<uint4*>(p.c_at(0, token + at / PIECES, rows + at % PIECES * (16 / SIZE))) =
-            *reinterpret_cast<const uint4*>(stage + at / PIECES * PITCH + at % PIECES * 16);
-      }
-    } else {
-#pragma unroll 1
-      for (int at = thread; at < count * 64; at += 128) {
-        if (at % 64 < wide) {
-          *p.c_at(0, token + at / 64, rows + at % 64) = reinterpret_cast<const Out*>(stage + at / 64 * PITCH)[at % 64];
-        }
-      }
+    for (int at = thread; at < count * PIECES; at += 128) {
+      *reinterpret_cast<uint4*>(p.c_at(0, token + at / PIECES, rows + at % PIECES * (16 / SIZE))) =
+          *reinterpret_cast<const uint4*>(stage + at / PIECES * PITCH + at % PIECES * 16);
     }
-  } else if constexpr (SIZE == 2) {
-#pragma unroll
-    for (int i = 0; i < TOKENS / 4; ++i) {
-      const int of = i / 2 * 8 + lane % 4 * 2 + i % 2;
-      const unsigned both_of = pair_of<Out>(result(i / 2, i % 2, 0), result(i / 2, i % 2, 1));
-      if (of >= count) continue;
-      if (row < wide) p.c_at(0, token + of, rows + row)->bits = both_of & 0xffff;
-      if (row + 1 < wide) p.c_at(0, token + of, rows + row + 1)->bits = both_of >> 16;
+  } else {
+#pragma unroll 1
+    for (int at = thread; at < count * 64; at += 128) {
+      if (at % 64 < wide) {
+        *p.c_at(0, token + at / 64, rows + at % 64) = reinterpret_cast<const Out*>(stage + at / 64 * PITCH)[at % 64];
+      }
     }
   }
 }
@@ -213,7 +202,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
       }
       const ShareOf<Tiles> share = share_of();
       QuantizedProducer<Tiles> producer(p, share, base, full);
-      const int first = min(share.end - share.begin, STAGES), early = min(first, 2);
+      const int count = share.count(), first = min(count, STAGES), early = min(first, 2);
       if (ptx::elect_sync()) {  // the first copies are on their way before the consumers hear that there are barriers
         ptx::prefetch_tensormap(&p.a);
         for (int i = 0; i < STAGES; ++i) ptx::mbarrier_init(full + 8 * i, 1);
@@ -241,7 +230,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
         }
         Ring<STAGES> now;
 #pragma unroll 1
-        for (int step = share.begin + first; step < share.end; ++step) {
+        for (int i = first; i < count; ++i) {
           ptx::mbarrier_try_wait_parity(empty + 8 * now.stage, now.parity);
           producer.bring_w(now.stage);
           producer.bring_x(p, now.stage);
@@ -284,12 +273,22 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
     if (lane == 0) ptx::mbarrier_arrive(empty + 8 * of);
   };
 
-  int next = share.begin + way;  // the step that comes next for this consumer
+  int turn = way;  // steps until one is this consumer's
 #pragma unroll 1
-  for (int step = share.begin; step < share.end;) {
-    const int tile = step / share.steps, tile_begin = tile * share.steps, tile_end = tile_begin + share.steps;
-    const int stop = min(share.end, tile_end);
-    const bool whole = step == tile_begin && stop == tile_end;
+  for (int tile = share.first; tile < share.last; ++tile) {
+    const int begin = share.begin(tile), stop = share.stop(tile);
+    int next = begin + turn;
+    float row_factors[BLOCKS][2];
+    auto fetch_factors = [&] {
+      const SharedSpot spot = share.at(tile);
+      const char* w = reinterpret_cast<const char*>(p.product.b);
+      if (Tiles::GROUPED) w += spot.group * whole_bytes<Tiles>(p.product);
+      const float* of_rows = reinterpret_cast<const float*>(w + chunk_bytes<Tiles>(p.product));
+      of_rows += (spot.part + line * BLOCKS) * 64 + thread / 32 * 16 + lane / 4 * 2;
+#pragma unroll
+      for (int i = 0; i < 2 * BLOCKS; ++i) row_factors[i / 2][i % 2] = of_rows[i / 2 * 64 + i % 2];
+    };
+    if (!Tiles::GROUPED) fetch_factors();  // now, since they come from memory, where there are registers for them
 #pragma unroll
     for (int i = 0; i < SUMS; ++i) sums[i / (TOKENS / 2)][i % (TOKENS / 2)] = 0;
     if (next < stop) {
@@ -319,13 +318,13 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
       ptx::wgmma_wait_group<0>();
       release(before);
     }
+    turn = next - stop;
     if (Tiles::EARLY) ptx::griddepcontrol_wait();
-    const bool staged = Tiles::GROUPED || stop == share.end;  // nothing comes into the stages any more
-    if (staged && !Tiles::GROUPED) ptx::bar_sync(ALL, CONSUMERS);
+    if (!Tiles::STAYS) ptx::bar_sync(ALL, CONSUMERS);  // nothing comes into the stages any more
 
     bool mine = way == 0;  // to write
     if constexpr (WAYS > 1) {  // the first adds up the others' sums, in their order
-      if (step != share.begin) ptx::bar_sync(1 + line, WAYS * 128);
+      if (tile != share.first) ptx::bar_sync(1 + line, WAYS * 128);
       float4* exchanged = reinterpret_cast<float4*>(shared + Tiles::RING) + line * QUADS * 128 + thread;
       if (way > 0) {
 #pragma unroll
@@ -340,10 +339,10 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
         }
       }
     }
-    if (mine && !whole) {  // the last block that comes adds up the parts of all, in the order of k
+    if (mine && stop - begin < share.steps) {  // the last block that comes adds up the parts of all, in the order of k
       constexpr int SLOT = LINES * QUADS * 128;
       float4* parts = static_cast<float4*>(p.product.workspace) + line * QUADS * 128 + thread;
-      float4* to = parts + (2LL * blockIdx.x + (step != share.begin)) * SLOT;
+      float4* to = parts + (2LL * blockIdx.x + (tile != share.first)) * SLOT;
 #pragma unroll
       for (int q = 0; q < QUADS; ++q) __stcg(to + q * 128, Q::get(sums, q));
       ptx::bar_sync(1 + LINES + line, 128);
@@ -361,30 +360,39 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
 #pragma unroll
         for (int i = 0; i < SUMS; ++i) sums[i / (TOKENS / 2)][i % (TOKENS / 2)] = 0;
 #pragma unroll 1
-        for (int block = one; block <= last; ++block) {
-          const float4* from = parts + (2LL * block + (share.begin_of(block) < tile_begin)) * SLOT;
+        for (int block = one; block <= last; block += Tiles::AT_ONCE) {
+          float4 more[Tiles::AT_ONCE][QUADS];
 #pragma unroll
-          for (int q = 0; q < QUADS; ++q) Q::add(sums, q, __ldcg(from + q * 128));
+          for (int i = 0; i < Tiles::AT_ONCE; ++i) {
+            const int other = min(block + i, last);
+            const float4* from = parts + (2LL * other + (share.begin_of(other) < tile * share.steps)) * SLOT;
+#pragma unroll
+            for (int q = 0; q < QUADS; ++q) more[i][q] = __ldcg(from + q * 128);
+          }
+#pragma unroll
+          for (int i = 0; i < Tiles::AT_ONCE; ++i) {
+            if (block + i <= last) {
+#pragma unroll
+              for (int q = 0; q < QUADS; ++q) Q::add(sums, q, more[i][q]);
+            }
+          }
         }
       }
     }
     if (mine) {
+      if (Tiles::GROUPED) fetch_factors();
 #pragma unroll
       for (int block = 0; block < BLOCKS; ++block) {
         const int part = line * BLOCKS + block;
         const SharedSpot spot = share.at(tile);
-        const char* w = reinterpret_cast<const char*>(p.product.b);
-        if (Tiles::GROUPED) w += spot.group * whole_bytes<Tiles>(p.product);
-        const float* of_rows = reinterpret_cast<const float*>(w + chunk_bytes<Tiles>(p.product));
-        of_rows += (spot.part + part) * 64 + thread / 32 * 16 + lane / 4 * 2;
-        const float factors[2] = {L::UNSCALE * of_rows[0], L::UNSCALE * of_rows[1]};
-        auto scaled = [&](int j, int e, int i) { return sums[block][4 * j + e + 2 * i] * factors[i]; };
-        if (Tiles::GROUPED && block == 0) ptx::bar_sync(1 + LINES + line, 128);  // all have copied out what was there
+        auto scaled = [&](int j, int e, int i) {
+          return sums[block][4 * j + e + 2 * i] * (L::UNSCALE * row_factors[block][i]);
+        };
+        if (Tiles::STAYS && block == 0) ptx::bar_sync(1 + LINES + line, 128);  // all have copied out what was there
         char* rows = shared + Tiles::STAGED_AT + part * TOKENS * Tiles::PITCH;
-        store_block<EPILOGUE, Tiles>(p.product, scaled, rows, staged,
-                                     1 + LINES + line, (spot.part + part) * 64, spot);
+        store_block<EPILOGUE, Tiles>(p.product, scaled, rows, 1 + LINES + line, (spot.part + part) * 64, spot);
       }
     }
-    step = stop;
+    if (!Tiles::STAYS) break;
   }
 }

@@ -4,8 +4,8 @@
 
 B lies by columns. Each contestant is a CUDA graph of calls whose operands take turns and fill three L2 caches. Tiles
 that the model of `cuda/choose/cost.py` finds much slower than the best one are left out; each other one is checked
-and timed, and the fastest ones then take turns with PyTorch's and the library's choice. A product is a line of JSON with
-microseconds; `times` has those of tiles, by bm, bn, stages, cm, cn, splits.
+and timed, and the fastest ones then take turns with PyTorch's and the library's choice. A product is a line of JSON
+with microseconds; `times` has those of tiles, by bm, bn, stages, cm, cn, splits.
 """
 
 from __future__ import annotations

@@ -234,6 +234,18 @@ def _resolve(problem: Problem, config: Config) -> Config:
     return complete(config, tile._asdict())
 
 
+def _along_k(problem: Problem, config: Config) -> bool:
+    """Return True if k is adjacent in A and in B, and tiles are of pieces of four elements of 4 bytes of it."""
+    lanes = all(config[warp] // config[thread] % 4 == 0 for warp, thread in (("wm", "tm"), ("wn", "tn")))
+    return config["bk"] == 16 and lanes and _pieces_along_k(problem)
+
+
+def _pieces_along_k(problem: Problem) -> bool:
+    sizes = (*_sizes(problem), sum_size(problem))
+    sides = problem.a_layout == "row" and problem.b_layout == "col"
+    return sides and sizes == (4, 4, 4) and not problem.semiring and accesses(problem)[:2] == (4, 4)
+
+
 def _sizes(problem: Problem) -> tuple[int, int]:
     """Return the bytes of an element of A and of B."""
     return dtypes.get(problem.dtype).size, dtypes.get(problem.b_dtype or problem.dtype).size
@@ -273,9 +285,12 @@ def _tiled(
     operands = (tm * tn + (2 if stages else 1) * (tm + tn)) * (size // 4)
     indices = 32 + 16 * ("any" in (problem.a_layout, problem.b_layout)) + 32 * (1 in _sizes(problem))
     a, b, c = accesses(problem, bm, bn, bk)
-    if stages > 2:  # cp.async does not transpose: it copies operands contiguous in k element by element
+    along_k = stages > 2 and _along_k(problem, config)  # pieces of four k are read as they lie
+    if along_k:
+        operands, shared = tm * tn + 8 * (tm + tn), stages * bk * (bm + bn) * size
+    elif stages > 2:  # cp.async does not transpose: it copies operands contiguous in k element by element
         a, b = 1 if problem.a_layout == "row" else a, 1 if problem.b_layout == "col" else b
-    return of_tiles(
+    geometry = of_tiles(
         name,
         problem._replace(precision=""),  # exact f32 products satisfy tf32 too
         (bm, bn),
@@ -286,6 +301,10 @@ def _tiled(
         config["blocks"] or max(1, REGISTERS // (threads * (operands + indices))),
         shared=shared if stages else 0,
     )
+    if along_k:
+        kernel = geometry.kernel.replace(name, "simt_along_k", 1)
+        return replace(geometry, source="simt_along_k.cu", kernel=kernel)
+    return geometry
 
 
 def _threads(config: Config, keys: tuple[str, ...]) -> int:

@@ -274,9 +274,9 @@ __device__ __forceinline__ void product(const TmaProduct<T, Out>& p, char* share
   Steps k = steps_of<Tiles>(p.product.k, P::STEPS);
   Bands<Tiles, true> order(p, pipe.place);
   if (threadIdx.x == 0) prefetch_short<Tiles>(p, pipe.place, order.tile, k);
-  pipe.wait_for_launches_before();
   if (pipe.warpgroup == 0) {
     pipe.begin_producer();
+    pipe.wait_for_launches_before();
     if (pipe.brings()) {
       Producer<Tiles> producer(pipe);
       for (; order.more(); order.next()) {
@@ -291,7 +291,8 @@ __device__ __forceinline__ void product(const TmaProduct<T, Out>& p, char* share
     }
   } else {
     pipe.begin_consumer();
-    clear_absent<Tiles>(p, pipe.ring, pipe.warpgroup - 1);
+    clear_absent<Tiles>(p, pipe.ring, pipe.warpgroup - 1);  // while the launches before still run
+    pipe.wait_for_launches_before();
     consume<EPILOGUE, Tiles>(p, pipe, order, k.steps, shared);
   }
   pipe.end();

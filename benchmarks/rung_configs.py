@@ -31,53 +31,13 @@ from gemmery.problem import Problem
 TYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}
 TOLERANCES = {"f16": 2e-3, "bf16": 2e-2, "f32": 1e-5, "f64": 1e-13, "fp8": 1e-2}
 COMPILE = "import sys; from gemmery.cuda import nvrtc; nvrtc.code(*sys.argv[1:])"
-CALLS, TURNS = 16, 9
-FACTORED = (
-    *(f"bm=128 bn=256 stages=4 cm=1 cn=1 band={band} blocks={blocks}" for band in (8, 16) for blocks in (128, 132)),
-    *(f"bm=128 bn=256 stages=4 cm=2 cn=1 band={band} blocks=132" for band in (4, 8, 16)),
-    "bm=128 bn=256 stages=4 cm=1 cn=2 band=8 blocks=132",
-    *(f"bm=256 bn=128 stages=4 cm={cm} cn={cn} band=8 blocks=132" for cm, cn in ((1, 1), (1, 2), (2, 1))),
-    "bm=128 bn=224 stages=4 cm=1 cn=1 band=16 blocks=132",
-    "bm=128 bn=192 stages=4 cm=1 cn=1 band=16 blocks=132",
-    "bm=256 bn=160 stages=4 cm=1 cn=2 band=8 blocks=132",
+FACTORED = ("bm=128 bn=256 cm=1 cn=1 blocks=128", "bm=128 bn=256 cm=1 cn=1 blocks=132", "bm=128 bn=224 cm=1 cn=1")
+# Tiles of float32 with k adjacent in A and B: bm, bn, bk, wm, wn, tm, tn, stages, blocks.
+ALONG_K = (
+    *("128 256 16 32 128 16 8 3 0", "128 128 16 64 32 8 8 2 0", "128 64 16 32 32 8 4 3 1", "64 64 16 32 32 8 4 3 3"),
+    *("32 32 16 32 16 4 4 4 6", "32 32 16 32 16 4 4 3 6"),
 )
-# Tiles of float32 with k adjacent in A and B, for sides to 512, to 1024 and larger ones.
-ALONG_K = {
-    512: (
-        "32 32 16 32 16 4 4 2 0",
-        *(
-            f"{each} {stages} {blocks}"
-            for stages in (3, 4)
-            for each, blocks in (
-                ("32 32 16 32 16 4 4", 6),
-                ("64 32 16 32 16 4 4", 2),
-                ("64 32 16 32 32 8 4", 2),
-                ("64 64 16 32 16 4 4", 1),
-            )
-        ),
-    ),
-    1024: (
-        "64 64 16 32 32 8 4 2 0",
-        *(
-            f"{each} {stages} {blocks}"
-            for stages in (3, 4)
-            for each, blocks in (
-                ("64 64 16 32 32 8 4", 3),
-                ("64 64 16 32 16 4 4", 2),
-                ("128 64 16 32 32 8 4", 1),
-                ("64 32 16 32 16 4 4", 4),
-            )
-        ),
-    ),
-    4096: (
-        "128 128 16 64 32 8 8 2 0",
-        *(
-            f"{each} {stages} {blocks}"
-            for stages in (3, 4)
-            for each, blocks in (("128 128 16 64 32 8 8", 1), ("128 64 16 64 32 8 8", 2), ("64 64 16 32 32 8 4", 3))
-        ),
-    ),
-}
+CALLS, TURNS = 16, 9
 
 
 def say(line):
@@ -271,10 +231,10 @@ def gemv():
 def columns():
     """float32 on CUDA cores, with B by columns, by several tiles."""
     keys = "bm", "bn", "bk", "wm", "wn", "tm", "tn", "stages", "blocks"
+    tiles = [zip(keys, text.split(), strict=True) for text in ALONG_K]
+    names = ["simt_pipelined " + " ".join(f"{key}={value}" for key, value in each) for each in tiles]
     for n in (512, 1024, 2048, 4096):
-        tiles = [zip(keys, text.split(), strict=True) for text in ALONG_K[n if n <= 1024 else 4096]]
-        names = [" ".join(f"{key}={value}" for key, value in each) for each in tiles]
-        yield (n, n, n, "f32", 1), "col", [f"simt_pipelined {name}" for name in names], False
+        yield (n, n, n, "f32", 1), "col", names, False
 
 
 def ragged():

@@ -97,7 +97,7 @@ def measured(problem: Problem, device: Device, split: bool = True, swapped: bool
     straddle lines of the L2 cache set them apart, and so do at most FEW rows of C.
     """
     winner = WINNERS.get(device.sms, {}).get(size_class(problem))
-    if winner is None or problem.batch > 1:
+    if winner is None or problem.batch > 1 or (problem.m <= FEW and not card(device).few_winners):
         return None
     tile, splits = Instance(*winner[:5]), winner[5]
     demand = demand_of(problem)

@@ -2,6 +2,8 @@
 // threads read them so, four steps of k of a side at once. A thread's rows and columns lie apart, each lane's beside its
 // neighbor's, so that eight of them are on different banks.
 // Parent: simt_pipelined, whose tiles lie along the sides, so that such operands go there element by element.
+// Measured on an H200, f32: n = 512 takes 11.8 us, 14.6 element by element; 1024 57.3, 67.2 through registers. At 4096 it
+// takes 3048, and 2928 through registers: twice the operands in registers leave a multiprocessor 8 warps.
 #include "simt_warptile.cu"
 
 // A tile in pieces of four adjacent k, where neither cp.async nor reads transpose: the eight pieces that one of them

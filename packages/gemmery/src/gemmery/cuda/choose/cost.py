@@ -236,7 +236,8 @@ def streamed_cycles(demand: Demand, tile: Instance, blocks: int, device: Device)
         return 0
     waited = LATENCY / stages * max(0, 1 - stages / demand.steps) if demand.steps else 0
     # Of the longer side, for a block: blocks of the same rows or columns share what they read.
-    lines = bn / -(-demand.m // bm) if demand.m <= STREAMED else bm / -(-demand.n // bn)
+    wide = -(-bn // 64) * 64 if demand.boxed else bn
+    lines = wide / -(-demand.m // bm) if demand.m <= STREAMED else bm / -(-demand.n // bn)
     rate = MEMORY * (device.bandwidth or KNOWN["h200"].bandwidth)  # bytes in a cycle
     read = blocks * lines * ROW / rate
     queued: float = (waited**4 + read**4) ** 0.25  # near the rate of memory, requests wait for others

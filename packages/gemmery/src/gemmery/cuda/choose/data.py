@@ -67,9 +67,9 @@ class CardLimits(NamedTuple):
     bands: tuple[tuple[float, int], ...] = ((14, 16), (11, 12), (0, 8))
     # k from which FEW rows are known to gain from tiles of their own.
     few_depth: int = 512
-    # Whether winners of at most FEW rows are of this card. An H200 takes 118 us for 2 x 28672 x 8192 by the H100's, and
-    # 112 by the model's choice (benchmarks/tuning/survey-nvidia-h200.jsonl).
-    few_winners: bool = True
+    # Columns up to which winners of at most FEW rows, which an H100 was timed for, are this card's. An H200 takes 118 us
+    # for 2 x 28672 x 8192 by that, and 112 by the model's choice (benchmarks/tuning/survey-nvidia-h200.jsonl).
+    few_columns: int = 1 << 31
     # Where rows straddle, 256 by 192 that share A are the fastest for some sizes. In more rounds they vary: at n = 4040
     # they take 225 us where 128 by 256 takes 184, at 5400 583 us where 256 by 160 takes 431 (H100,
     # benchmarks/tuning/straddling-nvidia-h100.jsonl). Other tiles for such rows, most of them in clusters of 8, were
@@ -116,7 +116,7 @@ class CardLimits(NamedTuple):
 
 
 H100 = CardLimits()
-H200 = H100._replace(lines_ahead=MappingProxyType({8: 8, 64: 8, 128: 8}), brief=(2048, 1 << 22), few_winners=False)
+H200 = H100._replace(lines_ahead=MappingProxyType({8: 8, 64: 8, 128: 8}), brief=(2048, 1 << 22), few_columns=16384)
 FAST_MEMORY = 4000  # GB/s from which a card is like an H200
 
 

@@ -151,7 +151,7 @@ def modeled(problem: Problem, device: Device, split: bool = True, swapped: bool 
     if split and may_split(problem.m, problem.n, problem.k, problem.batch, device):
         legals = legal.instances(_as_read(problem, demand))
         alone = [tile for tile in legals if tile.cm * tile.cn == 1 and (tile.bm, tile.bn) in limits.split]
-        cut = [(tile, splits) for tile in alone for splits in limits.splits]
+        cut = [(tile, splits) for tile in alone for splits in limits.splits if not legal.split_refusal(tile, splits)]
         choices += [each for each in cut if cost.shared_turns(demand, *each, device.sms)]
     return min(choices, key=lambda choice: (cost.cycles(demand, choice[0], choice[1], device), -choice[0].stages))
 

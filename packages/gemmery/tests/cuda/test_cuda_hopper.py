@@ -82,6 +82,16 @@ def test_k_is_split_only_by_blocks_that_share_nothing_else():
     assert all(config["cm"] == config["cn"] == 1 for config in configs if config["splits"] > 1)
 
 
+def test_a_split_that_is_chosen_is_one_that_the_kernel_takes():
+    shapes = itertools.product((5, 45, 105, 200), (256, 640, 1104), (1384, 2544, 5400))
+    for (m, n, k), b in itertools.product(shapes, ("row", "col")):
+        case = product(m, n, k, b=b)
+        config = choose.chosen(case, H200)
+        tile = Instance(*instance(config))
+        assert not legal.illegal(case, tile)
+        assert config["splits"] == 1 or not legal.split_refusal(tile, config["splits"])
+
+
 def test_few_rows_take_a_ring_that_keeps_enough_of_b_under_way():
     for m, b in itertools.product((1, 16, 64, 128), ("row", "col")):
         case = product(m, 4096, 4096, b=b)._replace(invariant=True)

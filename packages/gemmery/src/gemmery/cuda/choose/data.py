@@ -67,7 +67,7 @@ class CardLimits(NamedTuple):
     bands: tuple[tuple[float, int], ...] = ((14, 16), (11, 12), (0, 8))
     # k from which FEW rows are known to gain from tiles of their own.
     few_depth: int = 512
-    # Columns up to which winners of at most FEW rows, which an H100 was timed for, are this card's. An H200 takes 118 us
+    # Columns up to which winners of at most FEW rows, timed on an H100, are this card's. An H200 takes 118 us
     # for 2 x 28672 x 8192 by that, and 112 by the model's choice (benchmarks/tuning/survey-nvidia-h200.jsonl).
     few_columns: int = 1 << 31
     # Where rows straddle, 256 by 192 that share A are the fastest for some sizes. In more rounds they vary: at n = 4040

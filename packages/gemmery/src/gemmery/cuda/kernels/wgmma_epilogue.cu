@@ -290,8 +290,7 @@ __device__ __forceinline__ void product(const TmaProduct<T, Out>& p, char* share
       }
     }
   } else {
-    pipe.begin_consumer();
-    clear_absent<Tiles>(p, pipe.ring, pipe.warpgroup - 1);  // while the launches before still run
+    pipe.begin_consumer(p);
     pipe.wait_for_launches_before();
     consume<EPILOGUE, Tiles>(p, pipe, order, k.steps, shared);
   }

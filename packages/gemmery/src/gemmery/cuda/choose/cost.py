@@ -17,7 +17,7 @@ ROW = 128  # bytes of k, or of adjacent rows or columns, that one row of a tile 
 # More bytes, which cost as much of the L2 cache as a row whose pitch is no multiple of ROW costs more: so many, divided
 # by the largest power of two of the pitch, when all multiprocessors read. Of a pitch of 16 bytes, 7 of 8 rows touch two
 # lines, and most begin within a sector of 32 bytes; of 64, every other row touches two.
-STRADDLING = 3410
+STRADDLING = 3370
 PACKED = 16  # bytes: operands whose rows are no multiples of it are packed to whole lines
 
 # Cycles of a multiprocessor, fitted to times on an H100 and an H200. A step multiplies ROW bytes of k, for every
@@ -27,21 +27,21 @@ STEP_AREA = 32
 SERVED = 148.4  # bytes of these in a cycle; by count it is 128, but not all of them seem to take their turn
 LINE_RATE = 68.5  # bytes that the L2 cache delivers to a multiprocessor in a cycle
 START = 8000  # of a launch among others
-HIDDEN = 1330  # of these, where half of the multiprocessors are free for the next launch
+HIDDEN = 1340  # of these, where half of the multiprocessors are free for the next launch
 PAIRED = 3030  # more, where blocks are paired
-END = 1350  # of each tile of 64 rows or more, while its warpgroups do not multiply
-LAST = 0.135  # of an element of the last tile, whose end nothing hides
+END = 1180  # of each tile of 64 rows or more, while its warpgroups do not multiply
+LAST = 0.16  # of an element of the last tile, whose end nothing hides
 FINISH = {2: 0.0, 4: 0.1}  # more, of an element of every tile, by the bytes of an element of C
 FINISH_NARROW = 0.04  # of two bytes, next to operands of one byte
 SHARED = 1.09  # of the time of steps, where the blocks of a cluster share those of a tile
-EXCHANGE, EXCHANGE_ELEMENT = 960, 0.171  # adding up the parts of a tile in a cluster
+EXCHANGE, EXCHANGE_ELEMENT = 930, 0.171  # adding up the parts of a tile in a cluster
 # Rounds of a grid of all multiprocessors are no rectangles of C: blocks read what no others do at that time.
 MANY, RAGGED = 5, 1.04  # rounds from which that counts, and how much
 # Of few rows (columns), B (A) comes from memory while it is multiplied. 128 x 4096 x k lasts as long with every tile
 # and 8 stages, in which 4.2 MB of B are under way: 3.2 TB/s, 1.3 us for a request; with k in halves, and 8.4 MB, 3.9.
 # With 16 stages 64 x 4096 x 4096 takes 10.6 us; but with 12 those 128 rows take no less than with 8.
 STREAMED = 128  # rows or columns of C
-READ_ONCE, PAIRED_ONCE = 0.925, 1190  # of the time, where clusters share columns of B; and in place of PAIRED
+READ_ONCE, PAIRED_ONCE = 0.925, 700  # of the time, where clusters share columns of B; and in place of PAIRED
 LATENCY = 1570  # cycles from the request for a stage to its products
 MEMORY = 0.58  # bytes that memory delivers in a cycle, for each GB/s that it is made for: 0.87 of them, at 1.98 GHz
 

@@ -160,12 +160,8 @@ class _FusedFunction(_Function):
             if of_sum is not None and ctx.needs_input_grad[2]:
                 part = multiply(of_sum, weight.mT)
                 grad_x = part if grad_x is None else grad_x + part
-            if of_sum is None or not ctx.needs_input_grad[3 + i]:
-                grad_weights.append(None)
-            elif weight.mT.is_contiguous():  # as it lies: autograd would copy a gradient that lies otherwise
-                grad_weights.append(multiply(of_sum.mT, x).mT)
-            else:
-                grad_weights.append(multiply(x.mT, of_sum))
+            needed = of_sum is not None and ctx.needs_input_grad[3 + i]
+            grad_weights.append(multiply(x.mT, of_sum) if needed else None)
         grads = [
             by_name[name].sum_to_size(value.shape).to(value.dtype) if name in by_name else None
             for name, value in zip(ctx.names, values, strict=True)

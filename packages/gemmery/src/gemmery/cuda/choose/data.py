@@ -173,7 +173,7 @@ SIMT_SEMIRINGS = (
 # more, B is copied to rows of n before; the third and the fourth read pieces of four k.
 PACKED_ROWS = 2048
 SIMT_ALONG_K = (
-    Tiling(128, 256, 16, 32, 128, 16,  8,     3,     0,  106),
+    Tiling(128, 256, 16, 32, 128, 16,  8,     3,     0,  102),
     Tiling(128, 128, 16, 64,  32,  8,  8,     2,     0,  100),
     Tiling(128,  64, 16, 32,  32,  8,  4,     3,     1,   81),
     Tiling( 32,  32, 16, 32,  16,  4,  4,     4,     6,   50),

@@ -43,7 +43,7 @@ MANY, RAGGED = 5, 1.04  # rounds from which that counts, and how much
 STREAMED = 128  # rows or columns of C
 READ_ONCE, PAIRED_ONCE = 0.925, 700  # of the time, where clusters share columns of B; and in place of PAIRED
 LATENCY = 1570  # cycles from the request for a stage to its products
-MEMORY = 0.58  # bytes that memory delivers in a cycle, for each GB/s that it is made for: 0.87 of them, at 1.98 GHz
+MEMORY = 0.58  # bytes in a cycle, for each GB/s of memory; fitted beside LATENCY, it is 1.15 of what these are
 
 
 AnyTile = TypeVar("AnyTile", Tiling, Instance)

@@ -31,8 +31,13 @@ from gemmery.problem import Problem
 TYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}
 TOLERANCES = {"f16": 2e-3, "bf16": 2e-2, "f32": 1e-5, "f64": 1e-13, "fp8": 1e-2}
 COMPILE = "import sys; from gemmery.cuda import nvrtc; nvrtc.code(*sys.argv[1:])"
-CALLS, TURNS = 16, 9
 FACTORED = ("bm=128 bn=256 cm=1 cn=1 blocks=128", "bm=128 bn=256 cm=1 cn=1 blocks=132", "bm=128 bn=224 cm=1 cn=1")
+# Tiles of float32 with k adjacent in A and B: bm, bn, bk, wm, wn, tm, tn, stages, blocks.
+ALONG_K = (
+    *("128 256 16 32 128 16 8 3 0", "128 128 16 64 32 8 8 2 0", "128 64 16 32 32 8 4 3 1", "64 64 16 32 32 8 4 3 3"),
+    *("32 32 16 32 16 4 4 4 6", "32 32 16 32 16 4 4 3 6"),
+)
+CALLS, TURNS = 16, 9
 
 
 def say(line):
@@ -224,10 +229,12 @@ def gemv():
 
 
 def columns():
-    """float32 on CUDA cores, with B by columns, next to the tile for a B by rows."""
-    other = "simt_pipelined bm=128 bn=256 bk=16 wm=32 wn=128 tm=16 tn=8 stages=3"
+    """float32 on CUDA cores, with B by columns, by several tiles."""
+    keys = "bm", "bn", "bk", "wm", "wn", "tm", "tn", "stages", "blocks"
+    tiles = [zip(keys, text.split(), strict=True) for text in ALONG_K]
+    names = ["simt_pipelined " + " ".join(f"{key}={value}" for key, value in each) for each in tiles]
     for n in (512, 1024, 2048, 4096):
-        yield (n, n, n, "f32", 1), "col", [other], False
+        yield (n, n, n, "f32", 1), "col", names, False
 
 
 def ragged():

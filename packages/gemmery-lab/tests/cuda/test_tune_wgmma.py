@@ -22,9 +22,9 @@ ROOT = Path(__file__).parents[4]
 # Of the fastest time, by the file in benchmarks/tuning. Only the second has clusters of 8 blocks, so that of the first
 # many choices were not timed.
 MODEL_LOSS = {
-    "straddling-nvidia-h100": 0.025,
+    "straddling-nvidia-h100": 0.03,
     "clusters-nvidia-h100": 0.045,
-    "sizes-nvidia-h100": 0.012,
+    "sizes-nvidia-h100": 0.0135,
     "nvidia-h200": 0.01,
     "swapped-nvidia-h200": 0.017,
 }
@@ -189,5 +189,21 @@ def test_the_model_is_near_the_fastest_tiles(tune, file, most):
     assert len(disturbed) <= 1
     losses = [loss for loss in losses if loss not in disturbed]
     # Files that are older than some instances lack the times of these.
-    assert len(losses) >= {"straddling-nvidia-h100": 0.55, "sizes-nvidia-h100": 0.7}.get(file, 0.8) * len(times)
+    assert len(losses) >= {"straddling-nvidia-h100": 0.55, "sizes-nvidia-h100": 0.7}.get(file, 0.75) * len(times)
     assert sum(losses) / len(losses) <= most
+
+
+def test_the_model_is_near_the_fastest_tiles_of_random_products():
+    """On average, over the products of the second run of a survey, to which it was fitted; one row has other rungs."""
+    losses = []
+    for line in (ROOT / "benchmarks" / "tuning" / "survey-nvidia-h200.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        if row["run"] == 2 and row["m"] > 1:
+            tile, splits = choose.modeled(
+                Problem(row["m"], row["n"], row["k"], "bf16", "bf16", b_layout="col"), KNOWN["h200"]
+            )
+            us = row["times"].get(",".join(map(str, (*tile[:5], splits))))
+            losses.append(math.log(us / min(row["times"].values())) if us else None)
+    timed = [loss for loss in losses if loss is not None]
+    assert len(timed) >= 0.95 * len(losses) > 80
+    assert sum(timed) / len(timed) <= 0.045

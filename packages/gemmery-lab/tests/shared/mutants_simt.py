@@ -223,6 +223,26 @@ SIMT = (
         shape=EVEN,
     ),
     *of(
+        "simt_pipelined",
+        ("simt_along_k.cu", "wait_group<STAGES - 2>", "wait_group<STAGES - 1>", "the next tile may be under way"),
+        ("simt_along_k.cu", "    __syncthreads();\n", "", "no barrier when a tile along k has arrived"),
+        ("simt_along_k.cu", "free = STAGES - 1;  //", "free = STAGES - 2;  //", "a stage is filled while it is read"),
+        ("simt_along_k.cu", "? 1 - STAGES : 1;", "? 2 - STAGES : 1;", "the ring turns to its second stage"),
+        ("simt_along_k.cu", "piece ^ i * APART / 2 % 4", "piece", "a further side's pieces in the first one's order"),
+        ("simt_along_k.cu", "(k / 4 ^ side / 2 % 4)", "(k / 4)", "pieces of all sides in one order"),
+        config={**RING, "bk": 16},
+        shape=EVEN,
+        layouts=("row", "col", "row"),
+    ),
+    *of(
+        "simt_pipelined",
+        ("wgmma_pack.cu", "p.b_batch, p.k, p.n, 1, to}", "p.b_batch, p.n, p.k, 1, to}", "rows of n as long as k"),
+        ("simt_pipelined.cu", "(p.n + 31LL) / 32 * 32", "p.n", "packed rows of n without a gap"),
+        config={"bm": 128, "bn": 256, "bk": 16, "wm": 32, "wn": 128, "tm": 16, "tn": 8, "stages": 3},
+        shape=EVEN,
+        layouts=("row", "col", "row"),
+    ),
+    *of(
         "simt_batched",
         (
             "batched.cuh",

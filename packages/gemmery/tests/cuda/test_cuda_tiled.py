@@ -53,12 +53,29 @@ def test_what_is_neither_row_nor_column_is_read_by_the_element():
 def test_what_cp_async_would_transpose_it_copies_by_the_element():
     rung = find(TILED, "simt_pipelined")
     for a, b in itertools.product(("row", "col"), repeat=2):
-        asked = problem(4096, 4096, 4096, a_layout=a, b_layout=b)
-        assert parameters(rung.geometry(asked, {**OPEN, "stages": 3}))[5:7] == [
+        asked = problem(1024, 1024, 1024, a_layout=a, b_layout=b)
+        assert parameters(rung.geometry(asked, {**OPEN, "bk": 8, "stages": 3}))[5:7] == [
             "1" if a == "row" else "4",
             "1" if b == "col" else "4",
         ]
         assert parameters(rung.geometry(asked, {**OPEN, "stages": 2}))[5:7] == ["4", "4"]
+
+
+def test_pieces_along_k_are_copied_and_read_as_they_lie():
+    asked = problem(512, 512, 512, b_layout="col")
+    pieces = PIPELINED.geometry(asked, OPEN)
+    assert (pieces.source, parameters(pieces)[5:7]) == ("simt_along_k.cu", ["4", "4"])
+    assert (
+        PIPELINED.geometry(asked, {**OPEN, "bm": 128, "bn": 256, "wm": 32, "wn": 128, "tm": 16, "tn": 8}).source
+        == "simt_pipelined.cu"
+    )
+    for other in (
+        asked._replace(b_layout="row"),
+        asked._replace(k=510),
+        asked._replace(alignments=(16, 8, 16)),
+        problem(512, 512, 512, "f64", b_layout="col"),
+    ):
+        assert PIPELINED.geometry(other, OPEN).source == "simt_pipelined.cu"
 
 
 @pytest.mark.parametrize("name", ["f32", "f64"])

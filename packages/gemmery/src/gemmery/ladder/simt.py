@@ -8,11 +8,12 @@ from functools import partial
 from gemmery import dtypes
 from gemmery.cuda.choose import complete
 from gemmery.cuda.choose.cost import quickest
-from gemmery.cuda.choose.data import SIMT_ALONG_K, SIMT_PIPELINED, SIMT_SEMIRINGS
+from gemmery.cuda.choose.data import PACKED_ROWS, SIMT_ALONG_K, SIMT_BY_ELEMENTS, SIMT_PIPELINED, SIMT_SEMIRINGS
+from gemmery.cuda.constants import PACK_THREADS
 from gemmery.cuda.device import GRID, REGISTERS, STATIC_SHARED, THREADS, WARP
 from gemmery.cuda.geometry import Geometry, access, accesses, instance, layouts, sum_size, target, template, tiles
 from gemmery.errors import RefusedError
-from gemmery.ladder.gpu import EVERY, OTHERS, WHOLE, gpu_rung, of_tiles
+from gemmery.ladder.gpu import ALIGNED, EVERY, LINE, OTHERS, WHOLE, beside, gpu_rung, of_tiles, whole
 from gemmery.problem import Config, Problem
 
 _ALONG_ROWS = {"divergent_branches": 0, "store_sectors_a_request": 4, "store_bytes_a_sector": 32}
@@ -206,8 +207,25 @@ _WIDE = {**_IN_REGISTERS, "load_sectors_a_request": 16}
 _WITHOUT_CONFLICTS = {**_WIDE, "store_sectors_a_request": 16, "store_bytes_a_sector": 32, "bank_conflicts": 0}
 
 
+_BLOCKS, _BLOCK = 4, 32  # of the launch that packs, on a multiprocessor; sides of B that one of these copies at a time
+
+
+def _packs(problem: Problem, config: Config) -> bool:
+    """Return True if B is copied to rows of n first: k is adjacent in it, and tiles are so large that it pays."""
+    large = (config["bm"], config["bn"]) == (128, 256) and config["stages"] > 2
+    return large and _pieces_along_k(problem) and target(problem).capability >= 90
+
+
 def _pipelined(name: str, problem: Problem, config: Config) -> Geometry:
     """As simt_warptile, with `stages` tiles in shared memory: through registers if there are two, else by cp.async."""
+    if _packs(problem, config):
+        a, _, c = problem.alignments
+        product = _pipelined(name, problem._replace(b_layout="row", alignments=(a, ALIGNED, c)), config)
+        pitch = whole(4 * problem.n, LINE)
+        blocks = min(_BLOCKS * target(problem).sms, -(-problem.k // _BLOCK) * -(-problem.n // _BLOCK) * problem.batch)
+        pack = beside("wgmma_pack", "wgmma_pack", blocks, PACK_THREADS, "unsigned int", 2 | 4)
+        kernel, room = f"{product.kernel[:-1]}, true>", problem.batch * problem.k * pitch
+        return replace(product, kernel=kernel, before=(pack,), workspace=room)
     stages, keys = config["stages"], ("wm", "wn", "stages")
     geometry = _tiled(name, problem, config, wide=True, keys=keys, pad=_PAD, stages=stages)
     if stages == 2:
@@ -223,7 +241,11 @@ def _resolve(problem: Problem, config: Config) -> Config:
     """Return the config with every 0 replaced: by the tile that should take least time, and its stages."""
     device, size = target(problem), sum_size(problem)
     along_k = size == 4 and problem.a_layout == "row" and problem.b_layout == "col"
-    tilings = SIMT_ALONG_K if along_k else SIMT_PIPELINED[size]
+    tilings = SIMT_PIPELINED[size]
+    if along_k:
+        tilings = SIMT_ALONG_K if _pieces_along_k(problem) else SIMT_BY_ELEMENTS
+        if problem.m < PACKED_ROWS or device.capability < 90:
+            tilings = tuple(tile for tile in tilings if tile.bn < 256)
     if problem.semiring == "log_sum_exp":
         tilings = tilings[1:]  # the largest would leave no registers for the exponential
     elif problem.semiring and size == 4:
@@ -232,6 +254,19 @@ def _resolve(problem: Problem, config: Config) -> Config:
     if device.capability < 80 or _widens(problem):
         tile = tile._replace(stages=2)
     return complete(config, tile._asdict())
+
+
+def _along_k(problem: Problem, config: Config) -> bool:
+    """Return True if tiles are of pieces along k, and a warp's lanes have four rows and columns beside each other."""
+    lanes = all(config[warp] // config[thread] % 4 == 0 for warp, thread in (("wm", "tm"), ("wn", "tn")))
+    return config["bk"] == 16 and lanes and _pieces_along_k(problem)
+
+
+def _pieces_along_k(problem: Problem) -> bool:
+    """Return True if k is adjacent in A and in B, in pieces of four elements of 4 bytes that are multiplied as such."""
+    sizes = (*_sizes(problem), sum_size(problem))
+    sides = problem.a_layout == "row" and problem.b_layout == "col"
+    return sides and sizes == (4, 4, 4) and not problem.semiring and accesses(problem)[:2] == (4, 4)
 
 
 def _sizes(problem: Problem) -> tuple[int, int]:
@@ -273,9 +308,12 @@ def _tiled(
     operands = (tm * tn + (2 if stages else 1) * (tm + tn)) * (size // 4)
     indices = 32 + 16 * ("any" in (problem.a_layout, problem.b_layout)) + 32 * (1 in _sizes(problem))
     a, b, c = accesses(problem, bm, bn, bk)
-    if stages > 2:  # cp.async does not transpose: it copies operands contiguous in k element by element
+    along_k = stages > 2 and _along_k(problem, config)  # pieces of four k are read as they lie
+    if along_k:
+        operands, shared = tm * tn + 8 * (tm + tn), stages * bk * (bm + bn) * size
+    elif stages > 2:  # cp.async does not transpose: it copies operands contiguous in k element by element
         a, b = 1 if problem.a_layout == "row" else a, 1 if problem.b_layout == "col" else b
-    return of_tiles(
+    geometry = of_tiles(
         name,
         problem._replace(precision=""),  # exact f32 products satisfy tf32 too
         (bm, bn),
@@ -286,6 +324,10 @@ def _tiled(
         config["blocks"] or max(1, REGISTERS // (threads * (operands + indices))),
         shared=shared if stages else 0,
     )
+    if along_k:
+        kernel = geometry.kernel.replace(name, "simt_along_k", 1)
+        return replace(geometry, source="simt_along_k.cu", kernel=kernel)
+    return geometry
 
 
 def _threads(config: Config, keys: tuple[str, ...]) -> int:

@@ -97,7 +97,7 @@ def measured(problem: Problem, device: Device, split: bool = True, swapped: bool
     straddle lines of the L2 cache set them apart, and so do at most FEW rows of C.
     """
     winner = WINNERS.get(device.sms, {}).get(size_class(problem))
-    if winner is None or problem.batch > 1:
+    if winner is None or problem.batch > 1 or (problem.m <= FEW and problem.n > card(device).few_columns):
         return None
     tile, splits = Instance(*winner[:5]), winner[5]
     demand = demand_of(problem)
@@ -149,8 +149,9 @@ def modeled(problem: Problem, device: Device, split: bool = True, swapped: bool 
     demand, limits = demand_of(problem), card(device)
     choices = [(tile, 1) for tile in candidates(problem, demand, device, swapped)]
     if split and may_split(problem.m, problem.n, problem.k, problem.batch, device):
-        alone = [tile for tile in INSTANCES if tile.cm * tile.cn == 1 and (tile.bm, tile.bn) in limits.split]
-        cut = [(tile, splits) for tile in alone for splits in limits.splits]
+        legals = legal.instances(_as_read(problem, demand))
+        alone = [tile for tile in legals if tile.cm * tile.cn == 1 and (tile.bm, tile.bn) in limits.split]
+        cut = [(tile, splits) for tile in alone for splits in limits.splits if not legal.split_refusal(tile, splits)]
         choices += [each for each in cut if cost.shared_turns(demand, *each, device.sms)]
     return min(choices, key=lambda choice: (cost.cycles(demand, choice[0], choice[1], device), -choice[0].stages))
 

@@ -17,32 +17,33 @@ ROW = 128  # bytes of k, or of adjacent rows or columns, that one row of a tile 
 # More bytes, which cost as much of the L2 cache as a row whose pitch is no multiple of ROW costs more: so many, divided
 # by the largest power of two of the pitch, when all multiprocessors read. Of a pitch of 16 bytes, 7 of 8 rows touch two
 # lines, and most begin within a sector of 32 bytes; of 64, every other row touches two.
-STRADDLING = 3300
+STRADDLING = 3370
 PACKED = 16  # bytes: operands whose rows are no multiples of it are packed to whole lines
 
 # Cycles of a multiprocessor, fitted to times on an H100 and an H200. A step multiplies ROW bytes of k, for every
 # element type. For an element of C, tensor cores take 1 / STEP_AREA. Shared memory serves, for each 64 rows of a tile,
 # these rows of A and all columns of B, and what copies write: below 128 by 144 that takes longer.
 STEP_AREA = 32
-SERVED = 154  # bytes of these in a cycle; by count it is 128, but not all of them seem to take their turn
-LINE_RATE = 66  # bytes that the L2 cache delivers to a multiprocessor in a cycle
+SERVED = 148.4  # bytes of these in a cycle; by count it is 128, but not all of them seem to take their turn
+LINE_RATE = 68.5  # bytes that the L2 cache delivers to a multiprocessor in a cycle
 START = 8000  # of a launch among others
-HIDDEN = 1000  # of these, where half of the multiprocessors are free for the next launch
-PAIRED = 3500  # more, where blocks are paired
-END = 2200  # of each tile of 64 rows or more, while its warpgroups do not multiply
-LAST = 0.17  # of an element of the last tile, whose end nothing hides
+HIDDEN = 1340  # of these, where half of the multiprocessors are free for the next launch
+PAIRED = 3030  # more, where blocks are paired
+END = 1180  # of each tile of 64 rows or more, while its warpgroups do not multiply
+LAST = 0.16  # of an element of the last tile, whose end nothing hides
 FINISH = {2: 0.0, 4: 0.1}  # more, of an element of every tile, by the bytes of an element of C
 FINISH_NARROW = 0.04  # of two bytes, next to operands of one byte
-EXCHANGE, EXCHANGE_ELEMENT = 8500, 0.16  # adding up the parts of a tile in a cluster
+SHARED = 1.09  # of the time of steps, where the blocks of a cluster share those of a tile
+EXCHANGE, EXCHANGE_ELEMENT = 930, 0.171  # adding up the parts of a tile in a cluster
 # Rounds of a grid of all multiprocessors are no rectangles of C: blocks read what no others do at that time.
 MANY, RAGGED = 5, 1.04  # rounds from which that counts, and how much
 # Of few rows (columns), B (A) comes from memory while it is multiplied. 128 x 4096 x k lasts as long with every tile
 # and 8 stages, in which 4.2 MB of B are under way: 3.2 TB/s, 1.3 us for a request; with k in halves, and 8.4 MB, 3.9.
 # With 16 stages 64 x 4096 x 4096 takes 10.6 us; but with 12 those 128 rows take no less than with 8.
 STREAMED = 128  # rows or columns of C
-READ_ONCE, PAIRED_ONCE = 0.88, 1500  # of the time, where clusters share columns of B; and in place of PAIRED
-LATENCY = 2400  # cycles from the request for a stage to its products
-MEMORY = 0.44  # bytes that memory delivers in a cycle, for each GB/s that it is made for: 0.87 of them, at 1.98 GHz
+READ_ONCE, PAIRED_ONCE = 0.925, 700  # of the time, where clusters share columns of B; and in place of PAIRED
+LATENCY = 1570  # cycles from the request for a stage to its products
+MEMORY = 0.58  # bytes in a cycle, for each GB/s of memory; fitted beside LATENCY, it is 1.15 of what these are
 
 
 AnyTile = TypeVar("AnyTile", Tiling, Instance)
@@ -194,7 +195,8 @@ def cycles(demand: Demand, tile: Instance, splits: int, device: Device) -> float
             busy *= READ_ONCE if shared else 1
     else:
         blocks = at_a_time(splits, sms) * splits
-        part = last(-(-demand.steps // splits), min(tiles * splits, blocks)) + EXCHANGE + EXCHANGE_ELEMENT * area
+        part = SHARED * last(-(-demand.steps // splits), min(tiles * splits, blocks))
+        part += EXCHANGE + EXCHANGE_ELEMENT * area
         busy = tiles // blocks * last(demand.steps, blocks) + shared_turns(demand, tile, splits, sms) * part
     if 2 * tiles * cluster * splits <= sms and (demand.steps <= stages or not streams(demand)):
         start -= HIDDEN
@@ -227,14 +229,15 @@ def streamed_cycles(demand: Demand, tile: Instance, blocks: int, device: Device)
     >>> demand = demand_of(Problem(1, 4096, 4096, "bf16", "bf16", b_layout="col"))
     >>> tiles = Instance(64, 32, 8, 1, 1), Instance(64, 32, 16, 1, 1)
     >>> [round(streamed_cycles(demand, tile, 128, KNOWN["h200"])) for tile in tiles]
-    [304, 251]
+    [215, 189]
     """
     bm, bn, stages, *_ = tile
     if not streams(demand):
         return 0
     waited = LATENCY / stages * max(0, 1 - stages / demand.steps) if demand.steps else 0
     # Of the longer side, for a block: blocks of the same rows or columns share what they read.
-    lines = bn / -(-demand.m // bm) if demand.m <= STREAMED else bm / -(-demand.n // bn)
+    wide = -(-bn // 64) * 64 if demand.boxed else bn
+    lines = wide / -(-demand.m // bm) if demand.m <= STREAMED else bm / -(-demand.n // bn)
     rate = MEMORY * (device.bandwidth or KNOWN["h200"].bandwidth)  # bytes in a cycle
     read = blocks * lines * ROW / rate
     queued: float = (waited**4 + read**4) ** 0.25  # near the rate of memory, requests wait for others
@@ -245,7 +248,7 @@ def multiplied(tile: Instance) -> float:
     """Return the cycles of a step of a tile whose operands have come: of tensor cores, or of shared memory.
 
     >>> [round(multiplied(Instance(bm, bn, 4, 1, 1))) for bm, bn in ((64, 64), (128, 64), (128, 128), (128, 256))]
-    [213, 372, 532, 1024]
+    [221, 386, 552, 1024]
     """
     rows, columns = max(tile.bm, 64), tile.bn
     served = rows // 64 * (64 + columns) + tile.bm + columns

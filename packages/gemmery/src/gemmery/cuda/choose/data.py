@@ -59,14 +59,17 @@ class CardLimits(NamedTuple):
     split_depth: int = 1024
     split_tiles: int = 2
     splits: tuple[int, ...] = (2, 4, 8)
-    split: tuple[tuple[int, int], ...] = ((64, 64), (64, 128), (128, 64), (128, 128))
+    split: tuple[tuple[int, int], ...] = ((64, 32), (64, 64), (64, 96), (64, 128), (128, 64), (128, 96), (128, 128))
     # Rounds of tiles from which a narrower band is faster: 16384 squared by 1.9 %. Rows of a band: there, and otherwise
     # by the side of the square of C that a round covers.
     many_rounds: int = 40
     narrow_band: int = 8
     bands: tuple[tuple[float, int], ...] = ((14, 16), (11, 12), (0, 8))
     # k from which FEW rows are known to gain from tiles of their own.
-    few_depth: int = 4096
+    few_depth: int = 512
+    # Columns up to which winners of at most FEW rows, timed on an H100, are this card's. An H200 takes 118 us
+    # for 2 x 28672 x 8192 by that, and 112 by the model's choice (benchmarks/tuning/survey-nvidia-h200.jsonl).
+    few_columns: int = 1 << 31
     # Where rows straddle, 256 by 192 that share A are the fastest for some sizes. In more rounds they vary: at n = 4040
     # they take 225 us where 128 by 256 takes 184, at 5400 583 us where 256 by 160 takes 431 (H100,
     # benchmarks/tuning/straddling-nvidia-h100.jsonl). Other tiles for such rows, most of them in clusters of 8, were
@@ -113,7 +116,12 @@ class CardLimits(NamedTuple):
 
 
 H100 = CardLimits()
-H200 = H100._replace(lines_ahead=MappingProxyType({8: 8, 64: 8, 128: 8}), brief=(2048, 1 << 22))
+H200 = H100._replace(  # 344 x 2560 x 9728 takes 37 us by halves of k of tiles of 128 by 128, and 31 by 128 by 64
+    split=tuple(tile for tile in H100.split if tile != (128, 128)),
+    lines_ahead=MappingProxyType({8: 8, 64: 8, 128: 8}),
+    brief=(2048, 1 << 22),
+    few_columns=16384,
+)
 FAST_MEMORY = 4000  # GB/s from which a card is like an H200
 
 
@@ -161,9 +169,17 @@ SIMT_SEMIRINGS = (
     Tiling(128, 128, 16, 64,  32,  8,  8,     3,     0,  100),
     *SIMT_PIPELINED[4][2:],
 )
-# f32 with k adjacent in A and B: tiles are transposed on their way through registers, 4 elements to a load. cp.async of
-# single elements takes 3087 us by 128 x 256 at n = 4096, and this 128 x 128 takes 2926; at 1024 they take 73 and 67.
+# f32 with k adjacent in A and B, on an H200 (benchmarks/rung_configs.py columns). By the first, for so many rows or
+# more, B is copied to rows of n before; the third and the fourth read pieces of four k.
+PACKED_ROWS = 2048
 SIMT_ALONG_K = (
+    Tiling(128, 256, 16, 32, 128, 16,  8,     3,     0,  102),
+    Tiling(128, 128, 16, 64,  32,  8,  8,     2,     0,  100),
+    Tiling(128,  64, 16, 32,  32,  8,  4,     3,     1,   81),
+    Tiling( 32,  32, 16, 32,  16,  4,  4,     4,     6,   50),
+)
+# Where k has no such pieces: tiles are transposed on their way through registers, 4 elements to a load at most.
+SIMT_BY_ELEMENTS = (
     Tiling(128, 128, 16, 64,  32,  8,  8,     2,     0,  100),
     Tiling( 64,  64, 16, 32,  32,  8,  4,     2,     0,   80),
     Tiling( 32,  32, 16, 32,  16,  4,  4,     3,     0,   50),
@@ -243,9 +259,9 @@ INSTANCES = (
     Instance(112, 128,    6, 1, 1),
     Instance(152,  64,    7, 1, 1),
     Instance(  8,  32,   24, 1, 1, boxed=False),  # 64 rows are multiplied
-    Instance(  8,  64,   12, 1, 1, "measured"),
-    Instance(  8,  96,   10, 1, 1, "measured"),
-    Instance(  8, 112,    8, 1, 1, "measured"),
+    Instance(  8,  64,   12, 1, 1, boxed=False),
+    Instance(  8,  96,   10, 1, 1, boxed=False),
+    Instance(  8, 112,    8, 1, 1, boxed=False),
 )
 # fmt: on
 HALVES = Instance(128, 128, 6, 1, 1)  # which two blocks share where the library would not split k

@@ -66,11 +66,13 @@ __device__ __forceinline__ void multiply_tiles(const S* a_tile, const S* b_tile,
   }
 }
 
-// Stores the sums of a thread in C: rows and columns in strips as above, from (i, j) on, VEC elements at a time.
-template <int EPILOGUE, int ROWS_APART, int COLUMNS_APART, int VEC, int TM, int TN, class S, class T, class Out>
+// Stores the sums of a thread in C: rows and columns in strips as above, or `SINGLE`, from (i, j) on, VEC elements at a
+// time.
+template <int EPILOGUE, int ROWS_APART, int COLUMNS_APART, int VEC, bool SINGLE = false, int TM, int TN, class S,
+          class T, class Out>
 __device__ __forceinline__ void store_registers(const Product<T, Out>& p, int batch, int i, int j,
                                                 const S (&sums)[TM][TN]) {
-  constexpr int TALL = strip<S, TM>(), WIDE = strip<S, TN>(), STEP = VEC < WIDE ? VEC : WIDE;
+  constexpr int TALL = SINGLE ? 1 : strip<S, TM>(), WIDE = SINGLE ? 1 : strip<S, TN>(), STEP = VEC < WIDE ? VEC : WIDE;
 #pragma unroll
   for (int y = 0; y < TM; ++y) {
     int row = i + y / TALL * ROWS_APART + y % TALL;

@@ -7,8 +7,21 @@
 // In f64, 512 of 627, it does not come as close to its peak.
 #include "simt_warptile.cu"
 
-template <class T, class Out, int EPILOGUE, class Access, class Tiles, int WM, int WN, int STAGES, int BLOCKS>
-__global__ void __launch_bounds__(Tiles::THREADS, BLOCKS) simt_pipelined(const Product<T, Out> p) {
+// A product whose B a launch before has copied to rows of n, as wgmma_pack.cu lays them.
+template <class T, class Out> __device__ __forceinline__ Product<T, Out> with_packed_b(Product<T, Out> p) {
+  p.b = static_cast<const T*>(p.workspace);
+  p.b_row = (p.n + 31LL) / 32 * 32;
+  p.b_col = 1;
+  if (p.b_batch) p.b_batch = p.b_row * p.k;
+  return p;
+}
+
+template <class T, class Out, int EPILOGUE, class Access, class Tiles, int WM, int WN, int STAGES, int BLOCKS,
+          bool PACKED = false>
+__global__ void __launch_bounds__(Tiles::THREADS, BLOCKS) simt_pipelined(const Product<T, Out> given) {
+  const Product<T, Out> p = [&] {
+    if constexpr (PACKED) return with_packed_b(given); else return given;
+  }();
   using S = Sum<T, Out>;
   using TileA = PaddedTile<Tiles::BM, Tiles::BK, Access::A>;
   using TileB = PaddedTile<Tiles::BN, Tiles::BK, transposed(Access::B)>;

@@ -274,9 +274,9 @@ __device__ __forceinline__ void product(const TmaProduct<T, Out>& p, char* share
   Steps k = steps_of<Tiles>(p.product.k, P::STEPS);
   Bands<Tiles, true> order(p, pipe.place);
   if (threadIdx.x == 0) prefetch_short<Tiles>(p, pipe.place, order.tile, k);
-  pipe.wait_for_launches_before();
   if (pipe.warpgroup == 0) {
     pipe.begin_producer();
+    pipe.wait_for_launches_before();
     if (pipe.brings()) {
       Producer<Tiles> producer(pipe);
       for (; order.more(); order.next()) {
@@ -291,6 +291,7 @@ __device__ __forceinline__ void product(const TmaProduct<T, Out>& p, char* share
     }
   } else {
     pipe.begin_consumer(p);
+    pipe.wait_for_launches_before();
     consume<EPILOGUE, Tiles>(p, pipe, order, k.steps, shared);
   }
   pipe.end();

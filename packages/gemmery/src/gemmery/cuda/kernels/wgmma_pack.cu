@@ -1,7 +1,7 @@
 // Idea: an operand that tensor copies cannot describe, or wgmma cannot read, is copied before the product: rows of k,
 // each from a multiple of 128 bytes on. T is an unsigned integer of the elements' size: bits are copied, so that a
-// product has the same bits with and without the copy. PACKED: bit 0 stands for A, bit 1 for B; a matrix repeated in a
-// batch is copied once. It reads and writes every byte once; at the 4.2 TB/s of an H200 that takes 32 us for both
+// product has the same bits with and without the copy. PACKED: bit 0 stands for A, bit 1 for B, bit 2 for a B of rows of
+// n in place of k; a matrix repeated in a batch is copied once. It reads and writes every byte once; at the 4.2 TB/s of an H200 that takes 32 us for both
 // operands of 4099 x 4099 x 4099 in bf16, against about 170 us for the product.
 // Rows keep the zeros that end their last 16 bytes. The rest of a pitch is never written: a tensor map ends at the true
 // k, beyond which a tensor copy writes zeros by itself.
@@ -233,6 +233,7 @@ __global__ __launch_bounds__(PACK_THREADS, 4) void wgmma_pack(const Product<T, f
   for (int operand = PACKED & 2 ? 1 : 0; operand >= (PACKED & 1 ? 0 : 1); --operand) {
     Rows<T> x = {p.a, p.a_row, p.a_col, p.a_batch, p.m, p.k, 1, to};
     if (operand == 1) x = {p.b, p.b_col, p.b_row, p.b_batch, p.n, p.k, 1, to};
+    if (PACKED & 4) x = {p.b, p.b_row, p.b_col, p.b_batch, p.k, p.n, 1, to};  // rows of n
     if (x.batch_step != 0) x.batches = p.batch;
     to += (1LL * x.batches * x.sides * x.pitch() + 16 * x.VEC - 1) / (16 * x.VEC) * (16 * x.VEC);
     Extent<T> extent(x);

@@ -123,9 +123,9 @@ __global__ void __cluster_dims__(SPLITS, 1, 1) __launch_bounds__(Pipeline<Tiles>
     if (order.more()) prefetch_short<Tiles>(p, pipe.place, order.tile, k);
     else prefetch_short<Tiles>(p, pipe.place, rest.tile, part);
   }
-  pipe.wait_for_launches_before();
   if (pipe.warpgroup == 0) {
     pipe.begin_producer();
+    pipe.wait_for_launches_before();
     Producer<Tiles> producer(pipe);
     if (threadIdx.x == 0) {
       for (; order.more(); order.next()) producer.bring_tile(p, order.tile, k.first, k.steps);
@@ -141,6 +141,7 @@ __global__ void __cluster_dims__(SPLITS, 1, 1) __launch_bounds__(Pipeline<Tiles>
     }
   } else {
     pipe.begin_consumer(p);
+    pipe.wait_for_launches_before();
     const int stages = whole / gridDim.x * k.steps;  // that are behind it where tiles are shared
     consume<EPILOGUE, Tiles>(p, pipe, order, k.steps, shared);
     Consumer<Tiles> consumer(pipe);

@@ -18,12 +18,12 @@ def brief(value: object) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def unknown(what: str, name: str, known: Iterable[str]) -> ArgumentError:
+def unknown(what: str, name: object, known: Iterable[str]) -> ArgumentError:
     """Return the error for a name that is not known, as `what` says, with the known names and one that is close."""
     from difflib import get_close_matches  # loads with the first mistake
 
     names = tuple(known)
-    close = get_close_matches(name, names, 1)
+    close = get_close_matches(name if isinstance(name, str) else "", names, 1)
     meant = f"did you mean {close[0]!r}? " if close else ""
     return ArgumentError(f"{what}; {meant}known: {', '.join(names)}")
 

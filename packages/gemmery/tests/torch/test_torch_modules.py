@@ -240,6 +240,7 @@ def test_a_format_that_a_layer_cannot_have_is_refused():
         ({"activation": "tanh"}, ArgumentError, "relu, gelu, silu"),
         ({"activation": nn.ReLU()}, ArgumentError, "relu, gelu, silu"),
         ({"precision": "bf16"}, ArgumentError, "precision='bf16'"),
+        ({"precision": torch.ones(2)}, ArgumentError, "precision=tensor"),
     ],
 )
 def test_options_that_no_layer_has_are_refused_at_once(options, error, words):

@@ -96,6 +96,8 @@ def test_what_is_no_weight_is_refused(weight, error, words):
 def test_factors_are_floating_point():
     with pytest.raises(DTypeError, match=r"dtype=torch\.int32"):
         quantize(torch.ones(2, 4), 8, 4, torch.int32)
+    with pytest.raises(DTypeError, match="dtype=tensor"):
+        quantize(torch.ones(2, 4), 8, 4, torch.ones(2))
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def split(x: Any, operand: Literal["a", "b"] = "b") -> SplitOperand:
     array that is no matrix or batch of matrices, LayoutError for a batch that no single stride walks, DeviceError for
     an array on the CPU, and MemoryError.
     """
-    if operand not in ("a", "b"):
+    if not isinstance(operand, str) or operand not in ("a", "b"):
         raise ArgumentError(f"operand={brief(operand)} must be 'a', the left operand, or 'b', the right one")
     z = view(x)
     if z.device == "cpu":

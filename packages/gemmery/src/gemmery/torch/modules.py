@@ -374,7 +374,7 @@ def _check_options(activation: Any, precision: Any) -> None:
 
 def check_precision(precision: Any) -> None:
     """Raise ArgumentError unless float32 products can be computed so."""
-    if precision is not None and precision not in config.FLOAT32_PRECISIONS:
+    if precision is not None and not (isinstance(precision, str) and precision in config.FLOAT32_PRECISIONS):
         raise ArgumentError(
             f"precision={brief(precision)}: pass one of {', '.join(config.FLOAT32_PRECISIONS)}, or None for float32 "
             "itself"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 
 def brief(value: object) -> str:
@@ -16,6 +16,11 @@ def brief(value: object) -> str:
     except Exception:  # Python prints no integer of 5,000 digits, and an object's own __repr__ may raise anything
         return "an int too large to print" if isinstance(value, int) else f"<{type(value).__name__}>"
     return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def is_one(value: object, known: Container[str]) -> bool:
+    """Return True for a text that is one of the known; an array would be compared by elements, a list has no hash."""
+    return isinstance(value, str) and value in known
 
 
 def unknown(what: str, name: object, known: Iterable[str]) -> ArgumentError:

@@ -14,7 +14,7 @@ import numpy as np
 
 from gemmery.api.codes import bits_of, cast, library_of, name_of, paired
 from gemmery.api.quantized import VERSION, QuantizedMatrix, check_version
-from gemmery.errors import ArgumentError, GemmeryError, InstallError, LayoutError, ShapeError, brief, unknown
+from gemmery.errors import ArgumentError, GemmeryError, InstallError, LayoutError, ShapeError, brief, is_one, unknown
 
 CheckpointName = Literal["awq", "gptq", "hqq", "compressed-tensors", "mxfp4"]
 Tensors = Mapping[str, Any]
@@ -104,7 +104,7 @@ def load_quantized(path: Any, library: Literal["numpy", "torch"] = "numpy") -> d
 
 
 def _framework(library: str) -> str:
-    if not isinstance(library, str) or library not in ("numpy", "torch"):
+    if not is_one(library, ("numpy", "torch")):
         raise ArgumentError(f"library={brief(library)}: arrays are those of 'numpy' or 'torch'")
     return "np" if library == "numpy" else "pt"
 
@@ -137,7 +137,7 @@ def from_checkpoint(kind: CheckpointName, tensors: Tensors, config: Mapping[str,
     Raises ArgumentError for another kind, for tensors that are missing, and for a layer whose groups follow no order of
     k (`g_idx` of `desc_act`), and ShapeError for tensors that do not belong together.
     """
-    if not isinstance(kind, str) or kind not in READERS:
+    if not is_one(kind, READERS):
         raise unknown(f"kind={brief(kind)}: no checkpoint of this kind is read", kind, READERS)
     read, names = READERS[kind]
     missing = [name for name in names if name not in tensors]

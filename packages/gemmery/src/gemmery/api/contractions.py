@@ -19,7 +19,7 @@ from gemmery.api.sums_of_products import Factor, contract, merged, sum_of_produc
 from gemmery.arrays import view
 from gemmery.cpu import entry
 from gemmery.dtypes import get
-from gemmery.errors import GemmeryError, ShapeError, brief
+from gemmery.errors import GemmeryError, ShapeError, brief, is_one
 from gemmery.keywords import NO_OPTIONS, documented, takes_options
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _vecdot(a: Any, b: Any, /, out: Any = None, *, axis: int = -1, keepdims: boo
                 return result
         except (GemmeryError, IndexError):  # of arrays without dimensions, or with 64
             pass
-    if not isinstance(keepdims, int | np.bool_) or keepdims not in (True, False):
+    if type(keepdims) not in (bool, int, np.bool_) or keepdims not in (True, False):
         raise TypeError(f"keepdims={brief(keepdims)}: pass True or False")
     out = single(out)
     x, y = viewed("a", a), viewed("b", b)
@@ -231,8 +231,8 @@ def _einsum(
             except GemmeryError:  # of lengths that differ, of which one may be 1, among others
                 pass
     out = single(out)
-    order = order.upper() if isinstance(order, str) else order
-    check_numpys("einsum", {"casting": casting, "order": "K" if isinstance(order, str) and order == "F" else order})
+    order = str(order).upper() if is_one(order, tuple("KACFkacf")) else order
+    check_numpys("einsum", {"casting": casting, "order": "K" if is_one(order, ("F",)) else order})
     if not isinstance(expression, str):
         expression, operands = subscripts.from_lists((expression, *operands))
     views = [viewed(subscripts.called(place), operand) for place, operand in enumerate(operands)]

@@ -28,7 +28,7 @@ from gemmery.api.options import dtype_name, viewed
 from gemmery.arrange import Ints
 from gemmery.arrays import view
 from gemmery.cpu.packed_levels import PackedLevels
-from gemmery.errors import ArgumentError, DTypeError, LayoutError, ShapeError, brief, unknown
+from gemmery.errors import ArgumentError, DTypeError, LayoutError, ShapeError, brief, is_one, unknown
 
 if TYPE_CHECKING:
     from gemmery.keywords import DTypeLike
@@ -73,7 +73,7 @@ class QuantizedMatrix:
 
     def __post_init__(self) -> None:
         """Check that the arrays belong together. Raises ArgumentError, ShapeError or DTypeError."""
-        if not isinstance(self.format, str) or self.format not in FORMATS:
+        if not is_one(self.format, FORMATS):
             raise unknown(f"format={brief(self.format)}: no format of weights has this name", self.format, FORMATS)
         parts = [z for z in (self.packed, self.scales, self.zeros, self.scale) if z is not None]
         if len({library_of(z) for z in parts}) > 1 or not all(
@@ -262,7 +262,7 @@ def quantize(
     Raises ArgumentError for another format and for a group that is no positive number, ShapeError where the group does
     not divide k or two 4-bit elements do not share a byte, and DTypeError for other element types.
     """
-    if not isinstance(format, str) or format not in FORMATS:
+    if not is_one(format, FORMATS):
         raise unknown(f"format={brief(format)}: no format of weights has this name", format, FORMATS)
     row = FORMATS[format]
     y = viewed("w", w)
@@ -337,7 +337,7 @@ def quantize_rows(x: Any, format: Literal["float8_e4m3", "int8"] | None = None) 
     """
     bare = format is None and isinstance(x, str)
     format = x if bare else format  # noqa: A001 # as users say
-    if not isinstance(format, str) or format not in CODES:
+    if not is_one(format, CODES):
         raise unknown(f"format={brief(format)}: rows are not quantized to it", format, CODES)
     name, top = CODES[format]
     if bare:

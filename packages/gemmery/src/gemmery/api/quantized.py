@@ -337,7 +337,7 @@ def quantize_rows(x: Any, format: Literal["float8_e4m3", "int8"] | None = None) 
     """
     bare = format is None and isinstance(x, str)
     format = x if bare else format  # noqa: A001 # as users say
-    if not is_one(format, CODES):
+    if format is None or not is_one(format, CODES):
         raise unknown(f"format={brief(format)}: rows are not quantized to it", format, CODES)
     name, top = CODES[format]
     if bare:

@@ -368,6 +368,10 @@ def test_tensors_and_buffers_are_arrays():
         gm.emulate(code, "f", 1, 4, [torch.zeros(4, device="meta")])
     with pytest.raises(gm.ArgumentError, match=r"argument 0 is a tensor of layout torch.sparse_coo: pass tensor.to_d"):
         gm.emulate(code, "f", 1, 4, [torch.zeros(4).to_sparse()])
+    with pytest.raises(
+        gm.ArgumentError, match=r"argument 0 cannot be read on the CPU .*conjugate.*: pass a NumPy array"
+    ):
+        gm.emulate(code, "f", 1, 4, [torch.zeros(4, dtype=torch.complex64).conj()])
 
 
 def test_device_memory_keeps_addresses_over_launches():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 
 def brief(value: object) -> str:
@@ -18,12 +18,17 @@ def brief(value: object) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def unknown(what: str, name: str, known: Iterable[str]) -> ArgumentError:
+def is_one(value: object, known: Container[str]) -> bool:
+    """Return True for a text that is one of the known; an array would be compared by elements, a list has no hash."""
+    return isinstance(value, str) and value in known
+
+
+def unknown(what: str, name: object, known: Iterable[str]) -> ArgumentError:
     """Return the error for a name that is not known, as `what` says, with the known names and one that is close."""
     from difflib import get_close_matches  # loads with the first mistake
 
     names = tuple(known)
-    close = get_close_matches(name, names, 1)
+    close = get_close_matches(name if isinstance(name, str) else "", names, 1)
     meant = f"did you mean {close[0]!r}? " if close else ""
     return ArgumentError(f"{what}; {meant}known: {', '.join(names)}")
 

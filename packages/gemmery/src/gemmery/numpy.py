@@ -108,7 +108,7 @@ def _letters(dtype: Any) -> list[str]:
     """Return NumPy's letters of an element type: long and long long have the same bits."""
     try:
         own = np.dtype(dtype)
-    except TypeError:
+    except Exception:  # TypeError, or what an object raises
         own = np.dtype(object)
     known = [letter for letter in ufunc.TYPES if np.dtype(letter) == own.newbyteorder("=")]
     if not known:

@@ -222,6 +222,19 @@ def test_a_damaged_file_is_refused_by_name(tmp_path):
             gm.load_quantized(path)
     with pytest.raises(ArgumentError, match="pass a dict of what"):
         gm.save_quantized(path, {"a": np.ones(3)})
+    matrix = gm.quantize(np.eye(4), "int8")
+    for place, others, words in [
+        (path, {"a.scales": np.ones(3)}, r"others has a a\.scales, .* rename one"),
+        (path.parent / "nowhere" / "file", {}, "choose another place"),
+        (None, {}, "path=None: "),
+        ("a\0b", {}, "path='a"),
+    ]:
+        with pytest.raises(ArgumentError, match=words):
+            gm.save_quantized(place, {"a": matrix}, others)
+    with pytest.raises(LayoutError, match="3 is damaged, or no file of"):
+        gm.load_quantized(3)
+    with pytest.raises(ArgumentError, match="known: awq"):
+        gm.from_checkpoint([], {})
 
 
 def convert(*arguments, **options):

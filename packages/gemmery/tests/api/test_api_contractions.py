@@ -372,6 +372,7 @@ def test_what_is_no_product_is_refused_in_words(expression, operands, words):
         (lambda: gm.vecdot(ONES, np.ones((2, 3))), "the dimension to sum over has length 2.*and 3"),
         (lambda: gm.vecdot(ONES, ONES, axis=2), "axis contains dimension 2"),
         (lambda: gm.vecdot(ONES, np.float64(1)), "axis contains dimension -1, and the operand has 0"),
+        (lambda: gm.vecdot(np.ones(()), ONES), "axis contains dimension -1, and the operand has 0"),
         (
             lambda: gm.einsum("ij,jk->ki", ONES, np.ones((2, 3)), out=np.ones((2, 3))),
             r"out has shape \(2, 3\), and the result \(3, 2\)",
@@ -392,11 +393,25 @@ def test_shapes_that_do_not_fit_are_refused_in_words(call, words):
         (([0, 1], [0]), "2 and 1 dimensions"),
         (([0, -2], [0, 1]), "names a dimension twice"),
         (([0.5], [0]), "0.5, which is no dimension"),
+        ((ONES, ONES), "which is no dimension"),
+        (memoryview(ONES), "a number of dimensions, or"),
     ],
 )
 def test_axes_of_another_form_are_refused(axes, words):
     with pytest.raises(gm.ArgumentError, match=words):
         gm.tensordot(ONES, ONES, axes)
+
+
+@pytest.mark.parametrize("value", [[0], ONES, "x", pytest.param(10**5000, id="large"), None])
+def test_options_of_another_kind_are_refused(value):
+    """An array is compared element by element, and a list has no hash."""
+    with pytest.raises((gm.ArgumentError, gm.ShapeError), match="axis contains"):
+        gm.vecdot(ONES, ONES, axis=value)
+    with pytest.raises(TypeError, match="keepdims="):
+        gm.vecdot(ONES, ONES, keepdims=value)
+    for option in "order", "casting":
+        with pytest.raises(gm.ArgumentError, match=f"{option}="):
+            gm.einsum("ij,jk->ik", ONES, ONES, **{option: value})
 
 
 def test_an_out_that_cannot_be_written_is_refused():

@@ -310,6 +310,8 @@ REFUSALS = [
     ({"epilogue": lambda c: c, "dtype": "complex128"}, gm.DTypeError, "real numbers"),
     ({"epilogue": lambda c, up: c, "operands": {"c": 3, "up": 1}}, gm.ArgumentError, "computes 'c' of a sum"),
     ({"epilogue": lambda c, up: c * up, "operands": {"up": 10**400}}, gm.ArgumentError, "beyond float64"),
+    ({"epilogue": lambda c, up: c * up, "operands": {"up": np.str_("3x")}}, gm.DTypeError, "operand 'up'"),
+    ({"epilogue": lambda c, up: c * up, "operands": {"up": np.datetime64(1, "s")}}, gm.DTypeError, "operand 'up'"),
     ({"epilogue": lambda c: c, "operands": {3: 1}}, gm.ArgumentError, "names of parameters"),
     ({"epilogue": lambda c: c, "scale_a": 2.0}, gm.ArgumentError, "CUDA device only"),
     ({"epilogue": lambda c: c, "precision": "tf32"}, gm.ArgumentError, "CUDA device only"),

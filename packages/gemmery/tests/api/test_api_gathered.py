@@ -6,7 +6,7 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 
 import gemmery as gm
-from gemmery.errors import ArgumentError, DTypeError, LayoutError, ShapeError
+from gemmery.errors import ArgumentError, DTypeError, GemmeryError, LayoutError, ShapeError
 
 TYPES = [np.float32, np.float16, ml_dtypes.bfloat16, np.int8, np.float64]
 
@@ -86,6 +86,8 @@ def test_tensors_have_the_same_bits():
         ({"scatter": [0, 1]}, ShapeError, r"pass \d+ row numbers"),
         ({"gather": [[0, 1]]}, ShapeError, "pass any number of row numbers"),
         ({"gather": [[0]]}, ShapeError, "has shape"),
+        ({"gather": [[0], [0, 1]]}, LayoutError, "gather: "),
+        ({"gather": "rows"}, DTypeError, "gather"),
         ({"gather": [0], "offsets": None}, ArgumentError, "are for offsets"),
         ({"scatter": [0] * 23, "out": np.zeros((3, 9), np.int32)}, DTypeError, "float32 to int32"),
         ({"scatter": [0] * 23, "out": np.zeros((3, 8), np.float32)}, ShapeError, "out has shape"),
@@ -126,3 +128,10 @@ def test_other_arrays_are_refused():
     a, b, _, _ = routed(np.float32)
     with pytest.raises(LayoutError, match="list"):
         gm.grouped_matmul(a.tolist(), b, offsets=[1, 1, 1, 1], gather=[0])
+    torch = pytest.importorskip("torch")
+    for index in (torch.ones(1, requires_grad=True), torch.ones(1, device="meta"), torch.ones(1).to_sparse()):
+        for array in a, torch.from_numpy(a):
+            with pytest.raises(GemmeryError, match="gather"):
+                gm.grouped_matmul(array, b, offsets=[1, 1, 1, 1], gather=index)
+    for x, y, index in ((a, b, torch.tensor([3])), (*map(torch.from_numpy, (a, b)), np.array([3], np.uint16))):
+        np.testing.assert_array_equal(gm.grouped_matmul(x, y, offsets=[1] * 4, gather=index), a[3:4] @ b[0])

@@ -14,6 +14,7 @@ import gemmery as gm
 from gemmery.api import quantized
 from gemmery.api.codes import from_e2m1, from_e4m3, to_e2m1, to_e4m3
 from gemmery.errors import ArgumentError, DTypeError, LayoutError, ShapeError
+from test_arrays_cuda import Interface
 
 RNG = np.random.default_rng(5)
 # Format, group, zero points; and the largest error of an element, in factors of its group.
@@ -228,6 +229,11 @@ def test_a_large_weight_is_quantized_in_parts(monkeypatch):
         (np.ones((64, 4)), {"format": "int8", "zero_points": True}, ArgumentError, "int4 has them"),
         (np.ones((64, 4)), {"format": "mxfp4", "dtype": "float16"}, ArgumentError, "type of their own"),
         (np.ones((64, 4)), {"format": "int4", "dtype": "int8"}, DTypeError, "float64, float32"),
+        (np.ones((4, 4)), {"format": ["int8"]}, ArgumentError, "known: int8, int4"),
+        (np.ones((4, 4)), {"format": "int8", "group": np.ones(2)}, ArgumentError, "128 is usual"),
+        (np.ones((4, 4)), {"format": "int8", "group": 10**5000}, ShapeError, "too large to print"),
+        (np.ones((4, 4)), {"format": "int4", "zero_points": np.ones(2)}, ArgumentError, "True or False"),
+        (Interface(), {"format": "int8"}, LayoutError, "Interface on a device"),
     ],
 )
 def test_what_is_not_quantized_is_refused_in_words(w, terms, error, words):
@@ -339,6 +345,8 @@ def test_rows_that_are_refused_in_words():
         (np.ones((2, 4)), "int4", ArgumentError, "float8_e4m3, int8"),
         (np.ones((2, 4), int), "int8", DTypeError, "int64"),
         (np.float32(3), "int8", ShapeError, "dimensions"),
+        (np.ones((2, 4)), np.ones(3), ArgumentError, "float8_e4m3, int8"),
+        (Interface(), "int8", LayoutError, "Interface on a device"),
     ]:
         with pytest.raises(error, match=words):
             gm.quantize_rows(x, format_)

@@ -1,6 +1,7 @@
 """Plans of products over ranks, against counts made by hand, also for 4 and 8 ranks."""
 
 import math
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -168,6 +169,11 @@ def test_what_does_not_fit_is_refused_in_words():
         gd.explain(a, gd.even((4, 8), (2,), (ROWS,)), ways="mn")
     with pytest.raises(ArgumentError, match="DTensors"):
         gd.explain(a, np.ones((4, 8)))
+    b = gd.even((4, 8), (2,), (ROWS,))
+    for wrong in ({"steps": -1}, {"steps": 1.5}, {"steps": "x"}, {"steps": [1]}, {"steps": 10**9}, {"ways": 3}):
+        [(name, value)] = wrong.items()
+        with pytest.raises(ArgumentError, match=re.escape(f"{name}={value!r}")):
+            gd.explain(a, b, **wrong)
 
 
 def test_the_plan_in_words():

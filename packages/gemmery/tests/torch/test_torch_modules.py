@@ -7,6 +7,7 @@ import io
 import pickle
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import gemmery as gm
@@ -240,6 +241,7 @@ def test_a_format_that_a_layer_cannot_have_is_refused():
         ({"activation": "tanh"}, ArgumentError, "relu, gelu, silu"),
         ({"activation": nn.ReLU()}, ArgumentError, "relu, gelu, silu"),
         ({"precision": "bf16"}, ArgumentError, "precision='bf16'"),
+        ({"precision": np.ones(2)}, ArgumentError, "precision=array"),
     ],
 )
 def test_options_that_no_layer_has_are_refused_at_once(options, error, words):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from gemmery.errors import ArgumentError, DTypeError, LayoutError, ShapeError
@@ -96,6 +97,8 @@ def test_what_is_no_weight_is_refused(weight, error, words):
 def test_factors_are_floating_point():
     with pytest.raises(DTypeError, match=r"dtype=torch\.int32"):
         quantize(torch.ones(2, 4), 8, 4, torch.int32)
+    with pytest.raises(DTypeError, match="dtype=array"):
+        quantize(torch.ones(2, 4), 8, 4, np.ones(2))
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,10 @@ def argument(place: int, value: Any) -> Any:
             raise ArgumentError(f"argument {place} is a tensor of layout {value.layout}: pass tensor.to_dense()")
         plain = value.detach()
         bits = {"torch.bfloat16": torch.uint16, **dict.fromkeys(FLOATS_OF_8_BITS, torch.uint8)}
-        return (plain.view(bits[str(plain.dtype)]) if str(plain.dtype) in bits else plain).numpy()
+        value = plain.view(bits[str(plain.dtype)]) if str(plain.dtype) in bits else plain
     try:
+        if torch is not None:
+            return value.numpy()
         if hasattr(value, "__array_interface__"):
             return np.asarray(value)
         if hasattr(value, "__dlpack__"):

@@ -35,8 +35,6 @@ def run(target: str, arguments: Sequence[str], types: Sequence[str], as_module: 
     """Run a script, or a module by name, as Python does, and count its products for `summary`.
 
     `types` are element types beside those of `gemmery.numpy.DEFAULT`. Exceptions of the script pass through.
-
-    Raises UnrunnableError for what Python finds no code of.
     """
     installing.install([*installing.DEFAULT, *types])
     sys.argv[:] = [target, *arguments]

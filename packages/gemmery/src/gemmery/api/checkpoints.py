@@ -5,6 +5,7 @@ Files are read and written by the library safetensors, which is imported when it
 
 # No `from __future__ import annotations` here: help() would show annotations as strings.
 import json
+import os
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, Literal
@@ -13,7 +14,7 @@ import numpy as np
 
 from gemmery.api.codes import bits_of, cast, library_of, name_of, paired
 from gemmery.api.quantized import VERSION, QuantizedMatrix, check_version
-from gemmery.errors import ArgumentError, GemmeryError, InstallError, LayoutError, ShapeError, brief, unknown
+from gemmery.errors import ArgumentError, GemmeryError, InstallError, LayoutError, ShapeError, brief, is_one, unknown
 
 CheckpointName = Literal["awq", "gptq", "hqq", "compressed-tensors", "mxfp4"]
 Tensors = Mapping[str, Any]
@@ -44,14 +45,18 @@ def save_quantized(path: Any, matrices: Mapping[str, QuantizedMatrix], others: T
     layout of `QuantizedMatrix`. The file's metadata has an entry "gemmery": JSON with the version and the format of
     each matrix. `others` are plain arrays to keep beside them. All arrays are of one library, NumPy or PyTorch.
 
-    Raises ArgumentError for arrays of another library, and InstallError without safetensors.
+    Raises ArgumentError for arrays of another library, for two of one name, and for a path that cannot be written, and
+    InstallError without safetensors.
     """
     own: Any = matrices
     if not isinstance(own, Mapping) or any(type(matrix) is not QuantizedMatrix for matrix in own.values()):
         raise ArgumentError(f"matrices={brief(matrices)}: pass a dict of what gm.quantize returns, by names")
     tensors = dict(others or {})
     for name, matrix in matrices.items():
-        tensors.update((f"{name}.{part}", z) for part, z in zip(_PARTS, matrix.parts, strict=True) if z is not None)
+        parts = {f"{name}.{part}": z for part, z in zip(_PARTS, matrix.parts, strict=True) if z is not None}
+        if twice := sorted(parts.keys() & tensors.keys()):
+            raise ArgumentError(f"others has a {twice[0]}, and so has the matrix {name!r}: rename one of them")
+        tensors |= parts
     libraries = {library_of(z).__name__: library_of(z) for z in tensors.values()}
     if len(libraries) > 1 or "cupy" in libraries:
         raise ArgumentError(f"arrays of {', '.join(libraries)}: a file has those of NumPy, or those of PyTorch")
@@ -61,7 +66,10 @@ def save_quantized(path: Any, matrices: Mapping[str, QuantizedMatrix], others: T
     }
     formats = {name: matrix.format for name, matrix in matrices.items()}
     metadata = {_KEY: json.dumps({"version": VERSION, "formats": formats}), "format": "pt"}
-    _safetensors(f".{module}").save_file(dense, str(path), metadata=metadata)
+    try:
+        _safetensors(f".{module}").save_file(dense, os.path.realpath(os.fsdecode(path)), metadata=metadata)
+    except (_safetensors().SafetensorError, OSError, TypeError, ValueError) as error:
+        raise ArgumentError(f"path={brief(path)}: {error}; choose another place, or arrays that it can have") from error
 
 
 def load_quantized(path: Any, library: Literal["numpy", "torch"] = "numpy") -> dict[str, QuantizedMatrix]:
@@ -75,7 +83,7 @@ def load_quantized(path: Any, library: Literal["numpy", "torch"] = "numpy") -> d
     """
     library_, framework = _safetensors(), _framework(library)
     try:
-        with library_.safe_open(str(path), framework) as file:
+        with library_.safe_open(os.fsdecode(path), framework) as file:
             text = (file.metadata() or {}).get(_KEY)
             if text is None:
                 raise LayoutError(f"{path} has no quantized matrices of gemmery: gm.save_quantized writes such files")
@@ -90,13 +98,13 @@ def load_quantized(path: Any, library: Literal["numpy", "torch"] = "numpy") -> d
                 for name, format_ in header["formats"].items()
             }
     except (library_.SafetensorError, ValueError, AttributeError, KeyError, TypeError) as error:
-        if isinstance(error, GemmeryError):
+        if isinstance(error, LayoutError):
             raise
         raise LayoutError(f"{path} is damaged, or no file of gm.save_quantized: {error}; write it again") from error
 
 
 def _framework(library: str) -> str:
-    if library not in ("numpy", "torch"):
+    if not is_one(library, ("numpy", "torch")):
         raise ArgumentError(f"library={brief(library)}: arrays are those of 'numpy' or 'torch'")
     return "np" if library == "numpy" else "pt"
 
@@ -129,8 +137,8 @@ def from_checkpoint(kind: CheckpointName, tensors: Tensors, config: Mapping[str,
     Raises ArgumentError for another kind, for tensors that are missing, and for a layer whose groups follow no order of
     k (`g_idx` of `desc_act`), and ShapeError for tensors that do not belong together.
     """
-    if kind not in READERS:
-        raise unknown(f"kind={brief(kind)}: no checkpoint of this kind is read", str(kind), READERS)
+    if not is_one(kind, READERS):
+        raise unknown(f"kind={brief(kind)}: no checkpoint of this kind is read", kind, READERS)
     read, names = READERS[kind]
     missing = [name for name in names if name not in tensors]
     if missing:

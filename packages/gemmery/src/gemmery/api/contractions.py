@@ -6,7 +6,6 @@ import itertools
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from operator import index
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -20,7 +19,7 @@ from gemmery.api.sums_of_products import Factor, contract, merged, sum_of_produc
 from gemmery.arrays import view
 from gemmery.cpu import entry
 from gemmery.dtypes import get
-from gemmery.errors import GemmeryError, ShapeError, brief
+from gemmery.errors import GemmeryError, ShapeError, brief, is_one
 from gemmery.keywords import NO_OPTIONS, documented, takes_options
 
 if TYPE_CHECKING:
@@ -120,6 +119,7 @@ def _vecdot(a: Any, b: Any, /, out: Any = None, *, axis: int = -1, keepdims: boo
     if opaque.waiting and opaque.settle():
         return _vecdot(a, b, out, axis=axis, keepdims=keepdims, **keywords)
     options = record("vecdot", keywords) if keywords else NO_OPTIONS
+    axis = axis if type(axis) is int else subscripts.whole(axis, "axis")
     plain = out is None and axis == -1 and keepdims is False and options is NO_OPTIONS
     if plain and sums_of_products.is_plain(a, b):
         try:
@@ -128,9 +128,9 @@ def _vecdot(a: Any, b: Any, /, out: Any = None, *, axis: int = -1, keepdims: boo
                 if not _calls() % _SAMPLED:
                     _remember("vecdot", (None,), subscripts.of_vecdot(-1, a.ndim, b.ndim), a, b)
                 return result
-        except GemmeryError:
+        except (GemmeryError, IndexError):  # of arrays without dimensions, or with 64
             pass
-    if keepdims not in (True, False):
+    if type(keepdims) not in (bool, int, np.bool_) or keepdims not in (True, False):
         raise TypeError(f"keepdims={brief(keepdims)}: pass True or False")
     out = single(out)
     x, y = viewed("a", a), viewed("b", b)
@@ -139,7 +139,7 @@ def _vecdot(a: Any, b: Any, /, out: Any = None, *, axis: int = -1, keepdims: boo
         a = with_transposes(x, True).conj()
         x = view(a)
     labels = subscripts.of_vecdot(axis, len(x.shape), len(y.shape))
-    place = index(axis) % (len(labels.c) + 1)
+    place = axis % (len(labels.c) + 1)
     target = out
     if keepdims and out is not None:
         shape = viewed("out", out).shape
@@ -217,8 +217,8 @@ def _einsum(
     if opaque.waiting and opaque.settle():
         return _einsum(expression, *operands, out=out, optimize=optimize, order=order, casting=casting, **keywords)
     options = record("einsum", keywords) if keywords else NO_OPTIONS
-    plain = out is None and options is NO_OPTIONS and order == "K" and casting == "safe"
-    if plain and len(operands) == 2 and type(expression) is str:
+    plain = out is None and options is NO_OPTIONS and type(order) is type(casting) is str
+    if plain and order == "K" and casting == "safe" and len(operands) == 2 and type(expression) is str:
         a, b = operands
         if sums_of_products.is_plain(a, b):
             try:
@@ -231,8 +231,8 @@ def _einsum(
             except GemmeryError:  # of lengths that differ, of which one may be 1, among others
                 pass
     out = single(out)
-    order = str(order).upper()
-    check_numpys("einsum", {"casting": casting, "order": "K" if order == "F" else order})
+    order = str(order).upper() if is_one(order, tuple("KACFkacf")) else order
+    check_numpys("einsum", {"casting": casting, "order": "K" if is_one(order, ("F",)) else order})
     if not isinstance(expression, str):
         expression, operands = subscripts.from_lists((expression, *operands))
     views = [viewed(subscripts.called(place), operand) for place, operand in enumerate(operands)]

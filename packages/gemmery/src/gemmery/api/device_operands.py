@@ -17,7 +17,7 @@ from gemmery.arrange import Ints
 from gemmery.arrays import View, view
 from gemmery.cuda import driver, ordered
 from gemmery.cuda.geometry import Scaling
-from gemmery.errors import ArgumentError, DTypeError, LayoutError, RefusedError, ShapeError, brief
+from gemmery.errors import ArgumentError, DTypeError, LayoutError, RefusedError, ShapeError, brief, is_one
 from gemmery.keywords import Options, for_kernel
 from gemmery.tuples import NamedTuple
 
@@ -183,7 +183,7 @@ def set_float32_precision(precision: config.Float32Precision | None) -> None:
     Raises ArgumentError for any other value.
     """
     global _default
-    if precision is not None and precision not in config.FLOAT32_PRECISIONS:
+    if precision is not None and not is_one(precision, config.FLOAT32_PRECISIONS):
         raise ArgumentError(f"precision={brief(precision)}: {_CHOICES}, or None for the default")
     _default = config.float32_precision() if precision is None else precision
     table.forget()  # what it has was prepared with the precision of before

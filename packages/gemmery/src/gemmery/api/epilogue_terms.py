@@ -78,6 +78,8 @@ def read_operand(name: str, value: Any, on_device: bool) -> View | float:
     if isinstance(value, (bool, int, float, np.generic)) and not isinstance(value, np.complexfloating):
         try:
             return float(value)
+        except (TypeError, ValueError):
+            pass  # of texts and dates, which `viewed` refuses in words
         except OverflowError:
             raise ArgumentError(f"operand {name!r} is {brief(value)}, beyond float64: pass a float") from None
     operand = viewed(f"operand {name!r}", value)

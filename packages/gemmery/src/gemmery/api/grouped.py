@@ -17,6 +17,7 @@ from gemmery.api.options import (
     only_on_devices,
     record,
     result_types,
+    viewed,
 )
 from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, view
@@ -368,16 +369,17 @@ def _gathered(a: Any, b: Any, offsets: Any, out: Any, gather: Any, scatter: Any,
 
 def _index(name: str, index: Any, count: int | None, rows: int, a: Any, torch: Any) -> Any:
     """Return an index of rows as an array of a's library. Raises DTypeError, ShapeError and ArgumentError."""
-    index = np.asarray(index) if torch is None else torch.as_tensor(index, device=a.device)
-    where = view(index)
+    where = viewed(name, index)
     if dtypes.get(where.dtype).kind not in "iu" and where.shape != (0,):  # NumPy takes [] for floats
-        raise DTypeError(f"{name} is {index.dtype}, and row numbers are integers: pass int64")
+        raise DTypeError(f"{name} is {dtypes.get(where.dtype).numpy}, and row numbers are integers: pass int64")
     if len(where.shape) != 1 or count not in (None, where.shape[0]):
         length = "any number of" if count is None else count
         raise ShapeError(f"{name} has shape {where.shape}: pass {length} row numbers, in one dimension")
+    index = index if torch is not None and hasattr(index, "long") else np.array(arrays.as_numpy(where), np.int64)
+    index = index if torch is None else torch.as_tensor(index, device=a.device).long()
     if where.device == "cpu" and where.shape[0] and not 0 <= int(index.min()) <= int(index.max()) < rows:
         raise ArgumentError(f"{name} has row {int(index.min())} to {int(index.max())}, and there are {rows} rows")
-    return index.astype(np.int64) if torch is None else index.long()
+    return index
 
 
 @np.errstate(all="ignore")

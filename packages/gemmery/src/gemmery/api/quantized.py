@@ -28,7 +28,7 @@ from gemmery.api.options import dtype_name, viewed
 from gemmery.arrange import Ints
 from gemmery.arrays import view
 from gemmery.cpu.packed_levels import PackedLevels
-from gemmery.errors import ArgumentError, DTypeError, LayoutError, ShapeError, brief, unknown
+from gemmery.errors import ArgumentError, DTypeError, LayoutError, ShapeError, brief, is_one, unknown
 
 if TYPE_CHECKING:
     from gemmery.keywords import DTypeLike
@@ -73,10 +73,12 @@ class QuantizedMatrix:
 
     def __post_init__(self) -> None:
         """Check that the arrays belong together. Raises ArgumentError, ShapeError or DTypeError."""
-        if self.format not in FORMATS:
-            raise unknown(f"format={brief(self.format)}: no format of weights has this name", str(self.format), FORMATS)
+        if not is_one(self.format, FORMATS):
+            raise unknown(f"format={brief(self.format)}: no format of weights has this name", self.format, FORMATS)
         parts = [z for z in (self.packed, self.scales, self.zeros, self.scale) if z is not None]
-        if len({library_of(z) for z in parts}) > 1 or not all(hasattr(z, "shape") for z in (*parts, self.scales)):
+        if len({library_of(z) for z in parts}) > 1 or not all(
+            hasattr(z, "dtype") for z in (*parts, self.packed, self.scales)
+        ):
             kinds = ", ".join(type(z).__name__ for z in parts)
             raise ArgumentError(f"parts of a quantized matrix are {kinds}: pass arrays of one library")
         row, shape, factors = FORMATS[self.format], tuple(self.packed.shape), tuple(self.scales.shape)
@@ -260,8 +262,8 @@ def quantize(
     Raises ArgumentError for another format and for a group that is no positive number, ShapeError where the group does
     not divide k or two 4-bit elements do not share a byte, and DTypeError for other element types.
     """
-    if format not in FORMATS:
-        raise unknown(f"format={brief(format)}: no format of weights has this name", str(format), FORMATS)
+    if not is_one(format, FORMATS):
+        raise unknown(f"format={brief(format)}: no format of weights has this name", format, FORMATS)
     row = FORMATS[format]
     y = viewed("w", w)
     own = checked_dtype(y.dtype, "w")
@@ -269,6 +271,8 @@ def quantize(
         raise ShapeError(f"w has shape {y.shape}; what is quantized is (k, n), or (groups, k, n): pass a matrix")
     k = y.shape[-2]
     group = checked_group(format, group, k)
+    if not isinstance(zero_points, bool | np.bool_):
+        raise ArgumentError(f"zero_points={brief(zero_points)}: pass True or False")
     if zero_points and format != "int4":
         raise ArgumentError(f"zero_points=True of {format}: int4 has them; leave them out")
     if dtype is not None and row.group:
@@ -284,14 +288,14 @@ def checked_group(format_: str, group: Any, k: int) -> int:
     row = FORMATS[format_]
     if group is None:
         group = row.group or k
-    if isinstance(group, bool) or not hasattr(group, "__index__") or group < (1 if k else 0):
+    if isinstance(group, bool) or not isinstance(group, int | np.integer) or group < (1 if k else 0):
         raise ArgumentError(f"group={brief(group)}: a group is a number of elements along k; 128 is usual")
     if row.group and group != row.group:
-        raise ArgumentError(f"group={group}: {format_} has groups of {row.group}; leave it out")
+        raise ArgumentError(f"group={brief(group)}: {format_} has groups of {row.group}; leave it out")
     if k % max(1, group):
         raise ShapeError(
-            f"k={k} is no multiple of {group}, the group of {format_}: pad w with rows of zeros, or pass a group that "
-            "divides k"
+            f"k={k} is no multiple of {brief(group)}, the group of {format_}: pad w with rows of zeros, or pass a "
+            "group that divides k"
         )
     if row.bits == 4 and group % 2:
         raise ShapeError(
@@ -333,8 +337,8 @@ def quantize_rows(x: Any, format: Literal["float8_e4m3", "int8"] | None = None) 
     """
     bare = format is None and isinstance(x, str)
     format = x if bare else format  # noqa: A001 # as users say
-    if format not in CODES:
-        raise unknown(f"format={brief(format)}: rows are not quantized to it", str(format), CODES)
+    if format is None or not is_one(format, CODES):
+        raise unknown(f"format={brief(format)}: rows are not quantized to it", format, CODES)
     name, top = CODES[format]
     if bare:
         from gemmery.epilogues import trace
@@ -344,9 +348,7 @@ def quantize_rows(x: Any, format: Literal["float8_e4m3", "int8"] | None = None) 
     checked_dtype(v.dtype, "x")
     if not v.shape:
         raise ShapeError("x has no dimensions: pass rows, (..., k)")
-    array = x if arrays.allocates(x) else arrays.as_numpy(v) if v.device == "cpu" else None
-    if array is None:
-        raise LayoutError(f"a {type(x).__name__} on a device: pass a tensor of PyTorch or an array of CuPy")
+    array = x if arrays.allocates(x) else arrays.as_numpy(v)
     if v.dtype == "f64":
         with np.errstate(all="ignore"):
             array = cast(array, "f32")

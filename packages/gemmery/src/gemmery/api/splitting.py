@@ -11,7 +11,7 @@ from gemmery.api.prepared import alone
 from gemmery.arrays import View, view
 from gemmery.cuda import driver, ordered, tensormaps
 from gemmery.cuda.launch import too_large
-from gemmery.errors import ArgumentError, DeviceError, DTypeError, RefusedError, ShapeError, brief
+from gemmery.errors import ArgumentError, DeviceError, DTypeError, RefusedError, ShapeError, brief, is_one
 from gemmery.ladder import float32_pre_pass
 from gemmery.problem import Problem
 
@@ -62,7 +62,7 @@ def split(x: Any, operand: Literal["a", "b"] = "b") -> SplitOperand:
     array that is no matrix or batch of matrices, LayoutError for a batch that no single stride walks, DeviceError for
     an array on the CPU, and MemoryError.
     """
-    if operand not in ("a", "b"):
+    if not is_one(operand, ("a", "b")):
         raise ArgumentError(f"operand={brief(operand)} must be 'a', the left operand, or 'b', the right one")
     z = view(x)
     if z.device == "cpu":

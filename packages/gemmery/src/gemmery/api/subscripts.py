@@ -82,8 +82,9 @@ def path(terms: Sequence[Dimensions], shapes: Sequence[Ints], result: Dimensions
     strategy = "greedy" if optimize is None or isinstance(optimize, bool) else optimize
     try:
         steps = np.einsum_path(f"{','.join(text[:-1])}->{text[-1]}", *empty, optimize=strategy)[0]
-    except (TypeError, ValueError, KeyError) as error:
-        raise ArgumentError(f"optimize={brief(optimize)} of {len(terms)} operands: {error}; leave it out") from error
+    except Exception as error:  # TypeError, ValueError, KeyError, RecursionError, or what an object raises
+        why = f"optimize={brief(optimize)} of {len(terms)} operands: {error!s:.200}; leave it out"
+        raise ArgumentError(why) from error
     return [tuple(step) for step in steps[1:]]
 
 
@@ -158,15 +159,15 @@ def of_vecdot(axis: Any, a: int, b: int) -> Labels:
 
 def pair_of(axes: Any) -> int | tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Return the axes of tensordot as a number, or as two tuples."""
-    with suppress(TypeError):  # of what is no number: an array has __index__ too
+    with suppress(Exception):  # of what is no number: an array has __index__ too
         return index(axes)
     try:
         ours, theirs = map(_side, axes)
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # TypeError, ValueError, or what an object's own methods raise
         raise ArgumentError(
             f"axes={brief(axes)}: pass a number of dimensions, or the dimensions of a and of b as a pair of lists"
         ) from error
-    return ours, theirs
+    return tuple(whole(axis, "axes") for axis in ours), tuple(whole(axis, "axes") for axis in theirs)
 
 
 def _side(axes: Any) -> tuple[Any, ...]:
@@ -184,7 +185,7 @@ def of_tensordot(
     a, b = len(a_shape), len(b_shape)
     if isinstance(axes, int):
         if not 0 <= axes <= min(a, b):
-            raise ShapeError(f"axes={axes} of operands of shapes {a_shape} and {b_shape}: it must be 0 to {min(a, b)}")
+            raise ShapeError(f"axes={brief(axes)} of shapes {a_shape} and {b_shape}: it must be 0 to {min(a, b)}")
         axes = tuple(range(a - axes, a)), tuple(range(axes))
     if len(axes[0]) != len(axes[1]):
         raise ArgumentError(f"axes={axes}: the lists have {len(axes[0])} and {len(axes[1])} dimensions; pair them")
@@ -203,12 +204,16 @@ def of_tensordot(
     return Labels(tuple(left), tuple(right), tuple(free))
 
 
-def _dimension(axis: Any, count: int, name: str) -> int:
-    """Return a dimension counted from 0."""
+def whole(axis: Any, name: str) -> int:
+    """Return a dimension as an int. Raises ArgumentError for what is none."""
     try:
-        place = index(axis)
-    except TypeError as error:
+        return index(axis)
+    except Exception as error:  # TypeError, or what an object's own methods raise
         raise ArgumentError(f"{name} contains {brief(axis)}, which is no dimension; pass integers") from error
+
+
+def _dimension(place: int, count: int, name: str) -> int:
+    """Return a dimension counted from 0."""
     if not -count <= place < count:
-        raise ShapeError(f"{name} contains dimension {place}, and the operand has {count}; the first is 0, the last -1")
+        raise ShapeError(f"{name} contains dimension {brief(place)}, and the operand has {count}; the last is -1")
     return place % count

@@ -42,7 +42,7 @@ from gemmery.arrays.views import (
     together,
 )
 from gemmery.dtypes import Array
-from gemmery.errors import DTypeError, ShapeError
+from gemmery.errors import DTypeError, LayoutError, ShapeError
 
 __all__ = [
     "View",
@@ -230,6 +230,8 @@ class _Memory:
 
 def memory(source: View) -> Array:
     """Return the memory of `source` as a NumPy array without a copy; bfloat16 as uint16, float8 as uint8."""
+    if source.device != "cpu":
+        raise LayoutError(f"a {type(source.owner).__name__} on a device: pass a tensor of PyTorch or an array of CuPy")
     return np.asarray(_Memory(source, np.dtype(dtypes.get(source.dtype).stored).str))
 
 

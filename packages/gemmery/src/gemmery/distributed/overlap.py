@@ -8,7 +8,7 @@ asynchronous tensor parallelism of PyTorch hide the same transfers by tiles and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -74,18 +74,18 @@ def _operands_error(x: Any, w: Any) -> Exception | None:
     return None
 
 
-def _agreed(function: str, x: Any, w: Any, same: dict[str, object], rows: Sequence[int] | None, name: str) -> list[int]:
+def _agreed(function: str, x: Any, w: Any, same: Callable[[], Any], rows: Sequence[int] | None, name: str) -> list[int]:
     """Return the rows of x on each rank, after the ranks agreed, if they can and `rows` does not say it."""
     group, wrong = resolve(name), _operands_error(x, w)
     if rows is not None or capturing(x):
         if wrong is not None:
             raise wrong
         return list(rows) if rows is not None else [x.shape[0]] * group.size()
-    return agree(exchange(group), function, same, x.shape[0], wrong)
+    return agree(exchange(group), function, same() if wrong is None else {}, 0 if wrong else x.shape[0], wrong)
 
 
 def _rows_to_gather(x: Any, w: Any, rows: Sequence[int] | None, name: str) -> list[int]:
-    counts = _agreed("all_gather_matmul", x, w, {"k": x.shape[-1], "dtype": x.dtype}, rows, name)
+    counts = _agreed("all_gather_matmul", x, w, lambda: {"k": x.shape[-1], "dtype": x.dtype}, rows, name)
     group = resolve(name)
     if len(counts) != group.size() or counts[group.rank()] != x.shape[0]:
         raise ShapeError(f"rows {counts} for {group.size()} ranks, and x has {x.shape[0]}: give each rank's rows of x")
@@ -93,10 +93,10 @@ def _rows_to_gather(x: Any, w: Any, rows: Sequence[int] | None, name: str) -> li
 
 
 def _rows_to_scatter(x: Any, w: Any, rows: Sequence[int] | None, name: str) -> list[int]:
+    _agreed("matmul_reduce_scatter", x, w, lambda: {"m": x.shape[0], "n": w.shape[-1], "dtype": x.dtype}, rows, name)
     m, ranks = x.shape[0], resolve(name).size()
     step = -(-m // ranks)
     counts = [min(step, max(0, m - rank * step)) for rank in range(ranks)] if rows is None else list(rows)
-    _agreed("matmul_reduce_scatter", x, w, {"m": m, "n": w.shape[-1], "dtype": x.dtype}, rows, name)
     if len(counts) != ranks or sum(counts) != m or min(counts, default=0) < 0:
         raise ShapeError(f"rows {counts} for {ranks} ranks and {m} rows of x: give one number for each, of sum {m}")
     return counts

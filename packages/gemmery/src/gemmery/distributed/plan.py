@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import product
+from typing import Any
 
 from gemmery import dtypes
 from gemmery.distributed.layouts import (
@@ -28,7 +29,7 @@ from gemmery.distributed.layouts import (
     traffic,
     words,
 )
-from gemmery.errors import ArgumentError, ShapeError
+from gemmery.errors import ArgumentError, ShapeError, brief
 
 STEP_BYTES = 32 << 20  # operands that come in larger parts come in steps, each while the last is multiplied
 MOST_STEPS = 8
@@ -207,6 +208,14 @@ def cut(way: str, operand: str) -> Placement:
     return Partial() if operand == "c" and way == "k" else Replicate()
 
 
+def check_choice(steps: Any, ways: Any) -> None:
+    """Raise ArgumentError unless these can be those of a plan."""
+    if type(steps) is not int or steps < 0 or not isinstance(ways, str):
+        raise ArgumentError(
+            f"steps={brief(steps)}, ways={brief(ways)}: pass a number, 0 or more, and a text of m, n, k, -"
+        )
+
+
 @lru_cache(maxsize=1024)
 def plan(
     a: Distribution,
@@ -282,6 +291,8 @@ def _timed(draft: ProductPlan, speeds: Speeds, steps: int) -> ProductPlan:
     wide = dtypes.get(sums_in(draft.dtype, draft.result)).size  # C is read and written in each further step
     again = max(2 * wide * draft.c.boxes[rank].size / speeds.memory for rank in ranks) * (draft.along == "k")
     arrival = max(x[1] + y[1] for x, y in zip(of_a, of_b, strict=True))
+    if steps > max(longest.values(), default=0) > 0:
+        raise ArgumentError(f"steps={steps}: the longest side of a rank's part has {max(longest.values())}; pass fewer")
     if not steps:
         steps = min(range(1, most + 1), key=lambda count: again * count - min(arrival, work) * (count - 1) / count)
     stored, joined = 0, 0.0

@@ -25,9 +25,9 @@ from gemmery.distributed.layouts import (
     of_parts,
     sources,
 )
-from gemmery.distributed.plan import CORE, H200, ProductPlan, RankEvent, Speeds, plan, sums_in
+from gemmery.distributed.plan import CORE, H200, ProductPlan, RankEvent, Speeds, check_choice, plan, sums_in
 from gemmery.distributed.ranks import MpiRanks, Ranks, TorchRanks, agree
-from gemmery.errors import ArgumentError, DTypeError, GemmeryError, ShapeError, brief
+from gemmery.errors import ArgumentError, DTypeError, ShapeError, brief
 
 multiply: Any = api.matmul
 accumulate: Any = api.gemm
@@ -67,6 +67,10 @@ def matmul(
     ranks, mesh, pair, parts = _operands(a, b, group, placements, mesh)
     wrong: Exception | None = None
     try:
+        check_choice(steps, ways)
+        given: Any = mesh
+        if not isinstance(given, tuple) or math.prod(mesh) != ranks.size:
+            raise ArgumentError(f"mesh {brief(mesh)} for {ranks.size} ranks: pass a tuple of numbers with that product")
         of_a, of_b = _pair_of_placements(pair)
         if any(not hasattr(x, "is_cuda" if isinstance(ranks, TorchRanks) else "dtype") for x in parts):
             kinds = ", ".join(type(x).__name__ for x in parts)
@@ -78,9 +82,7 @@ def matmul(
         shapes = [tuple(part.shape) for part in parts]
         if any(len(shape) != 2 for shape in shapes):
             raise ShapeError(f"parts of shapes {shapes}: both must be matrices, with two dimensions")
-        if math.prod(mesh) != ranks.size:
-            raise ArgumentError(f"mesh {mesh} for {ranks.size} ranks: its dimensions must multiply to them")
-    except GemmeryError as error:
+    except Exception as error:  # whatever it is: the other ranks wait
         wrong, places_of_c, element, result, shapes, of_a, of_b = error, None, "", "", [], (), ()
     same = {
         "mesh": mesh,
@@ -145,6 +147,7 @@ def explain(
 
     Raises ShapeError, DTypeError or ArgumentError if an argument does not fit.
     """
+    check_choice(steps, ways)
     places_of_c = None if out is None else tuple(_placement(place) for place in _several(out))
     if isinstance(a, Distribution) and isinstance(b, Distribution):
         element = dtypes.resolve("f32" if dtype is None else dtype)
@@ -175,7 +178,7 @@ def _placement(place: Any) -> Placement:
     """Return a placement of ours for one of ours or of PyTorch's."""
     kind = type(place).__name__
     if kind == "Shard":
-        return Shard(place.dim % 2 if -2 <= place.dim < 2 else place.dim)
+        return Shard(place.dim % 2 if place.dim in (-2, -1) else place.dim)
     if kind == "Replicate":
         return Replicate()
     if kind == "Partial" and getattr(place, "reduce_op", "sum") == "sum":

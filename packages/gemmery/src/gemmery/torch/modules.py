@@ -11,7 +11,7 @@ from gemmery import api, config
 from gemmery.api.options import check_activation
 from gemmery.api.packing import pack
 from gemmery.api.quantized import QuantizedMatrix
-from gemmery.errors import ArgumentError, DeviceError, GemmeryError, ShapeError, brief
+from gemmery.errors import ArgumentError, DeviceError, GemmeryError, ShapeError, brief, is_one
 from gemmery.torch.functions import linear, quantized_linear
 from gemmery.torch.gradients import PLAIN, is_compiling, watched
 from gemmery.torch.quantization import by_panels, check_factors, dequantize, panels, quantize, reads_panels
@@ -374,7 +374,7 @@ def _check_options(activation: Any, precision: Any) -> None:
 
 def check_precision(precision: Any) -> None:
     """Raise ArgumentError unless float32 products can be computed so."""
-    if precision is not None and precision not in config.FLOAT32_PRECISIONS:
+    if precision is not None and not is_one(precision, config.FLOAT32_PRECISIONS):
         raise ArgumentError(
             f"precision={brief(precision)}: pass one of {', '.join(config.FLOAT32_PRECISIONS)}, or None for float32 "
             "itself"

@@ -56,7 +56,7 @@ def check_format(bits: Any, group: Any) -> None:
 
 def check_factors(dtype: Any) -> None:
     """Raise DTypeError unless factors can have this element type."""
-    if dtype not in DTYPES:
+    if not isinstance(dtype, torch.dtype) or dtype not in DTYPES:
         raise DTypeError(
             f"dtype={brief(dtype)}: weights that are quantized, and their factors, are {', '.join(map(str, DTYPES))}; "
             "pass one of them"

@@ -17,7 +17,7 @@ import gemmery.distributed as gd
 from gemmery.distributed import layouts
 from gemmery.distributed.overlap import exchange
 from gemmery.distributed.plan import plan as planned
-from gemmery.errors import GemmeryError, ShapeError
+from gemmery.errors import ArgumentError, GemmeryError, ShapeError
 from parts_of_matrices import joined, parts, uneven
 
 PLACES = (Shard(0), Shard(1), Replicate(), Partial())
@@ -69,6 +69,9 @@ def products(rank, ranks):
     ):
         with pytest.raises(GemmeryError, match=f"rank {ranks - 1}: "):
             gd.matmul(operand, w, group=world, placements=places)
+    for wrong in ({"steps": 1.5}, {"ways": 3}, {"mesh": [ranks]}):
+        with pytest.raises(GemmeryError, match=f"rank {ranks - 1}: "):
+            gd.matmul(x, w, group=world, placements=(rows, whole), **(wrong if mine else {}))
 
 
 def pairs(rank, ranks):
@@ -115,6 +118,11 @@ def overlapped(rank, ranks):
     torch.testing.assert_close(weight.grad, (rank + 1) * x.T @ grad)
     with pytest.raises(ShapeError, match="rank 1"):
         gd.all_gather_matmul(x[mine][:, : 6 - rank], w)
+    for function in gd.all_gather_matmul, gd.matmul_reduce_scatter:
+        with pytest.raises(ArgumentError, match="rank 1: x is a list"):
+            function([[1.0]] if rank == 1 else x, w)
+        with pytest.raises(ShapeError, match="rank 1"):
+            function(torch.tensor(1.0) if rank == 1 else x, w)
 
 
 class Block(torch.nn.Module):

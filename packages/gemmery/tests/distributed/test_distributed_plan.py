@@ -168,6 +168,17 @@ def test_what_does_not_fit_is_refused_in_words():
         gd.explain(a, gd.even((4, 8), (2,), (ROWS,)), ways="mn")
     with pytest.raises(ArgumentError, match="DTensors"):
         gd.explain(a, np.ones((4, 8)))
+    with pytest.raises(ArgumentError, match="at least one rank"):
+        gd.even((8, 4), (0,), (ROWS,))
+    with pytest.raises(ArgumentError, match=r"'rows': it is gd\.Shard"):
+        gd.even((8, 4), (2,), ("rows",))
+    with pytest.raises(ShapeError, match="two dimensions"):
+        gd.even((8,), (2,), (ROWS,))
+    with pytest.raises(ArgumentError, match="steps=-1"):
+        gd.explain(a, gd.even((4, 8), (2,), (ROWS,)), steps=-1)
+    pytest.importorskip("torch")
+    with pytest.raises(ArgumentError, match="model=3"):
+        gd.parallelize(3, None)
 
 
 def test_the_plan_in_words():

@@ -233,6 +233,8 @@ def plan(
         check_placements(a.mesh, out)
     if ways and (len(ways) != len(a.mesh) or set(ways) - set("mnk-")):
         raise ArgumentError(f"ways {ways!r}: give m, n, k or - for each of the {len(a.mesh)} dimensions of the mesh")
+    if steps < 0:
+        raise ArgumentError(f"steps={steps}: give at least 1, or 0 for the best number")
     every = [ways] if ways else ["".join(letters) for letters in product("mnk-", repeat=len(a.mesh))]
     result = result or dtypes.written(dtype)
     return min((_priced(a, b, dtype, result, out, speeds, steps, way) for way in every), key=lambda p: p.seconds)

@@ -15,6 +15,8 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+import chromium
+import gemmery_lab as lab
 import records
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.cuda import CUDA
@@ -22,7 +24,7 @@ from gemmery.problem import Problem
 from gemmery_emulator.pages import numerals, svg
 from gemmery_emulator.pages.writing import as_json
 from gemmery_lab.report import sheet, tables, terminal, words
-from gemmery_lab.report.page import figures, page
+from gemmery_lab.report.page import emulated_page, figures, page
 from gemmery_lab.report.tables import sheets
 from records import markdown
 from site_pages.stored import TYPE, Stored, query
@@ -286,6 +288,15 @@ def test_the_bars_are_as_long_as_the_rates():
     rates = records.SPEEDS[2048][: len(records.SQUARE)]
     assert len(lengths) == len(rates)
     assert lengths == pytest.approx([rate * lengths[5] / rates[5] for rate in rates], rel=1e-3, abs=1e-2)
+
+
+@pytest.mark.skipif(chromium.PROGRAM is None, reason="chromium is not installed")
+def test_the_words_of_a_rung_have_the_room_beside_its_name(tmp_path):
+    path = tmp_path / "ladder.html"
+    path.write_text(emulated_page(lab.emulated_ladder(["simt_naive", "simt_smem"], [16])), encoding="utf-8")
+    with chromium.browser() as browser:
+        browser.open(path, 1280, "light")
+        assert browser.value("document.querySelector('dl.rungs dd').clientWidth") > 500
 
 
 def test_lines_across_the_bars_leave_room_for_the_ideas():

@@ -248,7 +248,7 @@ def emulated_page(ladder: EmulatedLadder) -> str:
         ladder=ladder,
         tables=emulated_tables,
         branches=tree(rungs),
-        gains={run.rung: emulated_tables.over_parent(ladder, run) for runs in by_size(ladder)[-1:] for run in runs},
+        gains=emulated_tables.gains(ladder),
         climb=predicted_bars(ladder),
         roofs=roofs(ladder),
         lessons=lessons,

@@ -290,6 +290,15 @@ def test_the_bars_are_as_long_as_the_rates():
     assert lengths == pytest.approx([rate * lengths[5] / rates[5] for rate in rates], rel=1e-3, abs=1e-2)
 
 
+def test_the_caption_of_the_bars_explains_the_mark_of_a_tie():
+    run = RUNS["ladder"]
+    ties = replace(run, measurements=tuple(replace(m, spread=dict.fromkeys(m.versus, 99)) for m in run.measurements))
+    assert ">~" not in figures(run, records.RUNGS)[0].svg
+    assert "~" not in figures(run, records.RUNGS)[0].caption
+    assert ">~" in figures(ties, records.RUNGS)[0].svg
+    assert "~ marks a tie" in figures(ties, records.RUNGS)[0].caption
+
+
 @pytest.mark.skipif(chromium.PROGRAM is None, reason="chromium is not installed")
 def test_the_words_of_a_rung_have_the_room_beside_its_name(tmp_path):
     path = tmp_path / "ladder.html"
@@ -297,6 +306,13 @@ def test_the_words_of_a_rung_have_the_room_beside_its_name(tmp_path):
     with chromium.browser() as browser:
         browser.open(path, 1280, "light")
         assert browser.value("document.querySelector('dl.rungs dd').clientWidth") > 500
+
+
+def test_the_caption_of_the_bars_names_parents_that_were_not_measured():
+    run = RUNS["ladder"]
+    few = replace(run, measurements=tuple(m for m in run.measurements if m.kernel not in {"simd_row", "packed"}))
+    assert "Parents" not in figures(run, records.RUNGS)[0].caption
+    assert " Parents without a measurement: simd_row, packed." in figures(few, records.RUNGS)[0].caption
 
 
 def test_lines_across_the_bars_leave_room_for_the_ideas():

@@ -24,6 +24,7 @@ from gemmery.problem import Problem
 from gemmery_emulator.pages import numerals, svg
 from gemmery_emulator.pages.writing import as_json
 from gemmery_lab.report import sheet, tables, terminal, words
+from gemmery_lab.report.curves import roofline
 from gemmery_lab.report.page import emulated_page, figures, page
 from gemmery_lab.report.tables import sheets
 from records import markdown
@@ -330,6 +331,20 @@ def test_lines_across_the_bars_leave_room_for_the_ideas():
     for idea in ideas:
         middle = heights[idea] - 4  # of letters 11 high, from their base line
         assert not [span for span in spans if span[0] < middle < span[1]], idea
+
+
+def test_a_roofline_of_many_kernels_names_one_bandwidth_once_and_leaves_every_name_inside():
+    base = next(m for m in RUNS["ladder"].measurements if m.seconds and m.bandwidth_gbs and words.is_square(m))
+    ran = [
+        replace(base, kernel=f"rung_{index}", threads=1 + index % 2, seconds=base.seconds * (1 + index / 100))
+        for index in range(24)
+    ]
+    drawing = roofline([replace(m, peak_gflops=base.peak_gflops * m.threads) for m in ran], "ladder", True).svg
+    assert re.findall(r">(memory [^<]+)</text>", drawing) == [f"memory {numerals.digits(base.bandwidth_gbs)} GB/s"]
+    heights = sorted(float(y) for y, name in re.findall(r'y="(-?[\d.]+)" transform="[^"]+">(rung_\d+)', drawing))
+    assert len(heights) == 24
+    assert heights[0] > 8  # base lines of letters of 12
+    assert min(right - left for left, right in itertools.pairwise(heights)) > 14
 
 
 def test_a_run_in_which_nothing_ran_still_has_a_page():

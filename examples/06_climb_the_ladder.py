@@ -9,5 +9,5 @@ for m in run.measurements:
     if m.refused:
         print(f"{m.kernel:18} not run: {m.refused}")
         continue
-    against = ", ".join(f"{ratio:.2f}x {rival}" for rival, ratio in m.versus.items())
-    print(f"{m.kernel:18} {m.gflops:8.2f} GFLOP/s, {m.gflops / m.peak_gflops:4.0%} of the peak; {against}")
+    against = "".join(f", {ratio:.2f}x {rival}" for rival, ratio in m.versus.items())
+    print(f"{m.kernel:18} {m.gflops:8.2f} GFLOP/s, {m.gflops / m.peak_gflops:4.0%} of the peak{against}")

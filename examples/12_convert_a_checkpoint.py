@@ -17,8 +17,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-import safetensors
-from safetensors.numpy import save_file
+
+try:
+    import safetensors
+    from safetensors.numpy import save_file
+except ImportError:
+    raise SystemExit("safetensors is not installed: pip install safetensors") from None
 
 import gemmery as gm
 from gemmery.api.checkpoints import READERS

@@ -42,5 +42,13 @@ def test_the_examples_of_a_module(name):
         assert not failures, "".join(failures)
 
 
+@pytest.mark.parametrize("name", ["gemmery", "gemmery.numpy", "gemmery.jax", "gemmery.distributed"])
+def test_completion_offers_what_is_public_alone(name):
+    if name == "gemmery.jax":
+        pytest.importorskip("jax")
+    module = import_module(name)
+    assert set(dir(module)) - {"__version__", "dask"} == set(module.__all__)
+
+
 def test_the_public_functions_have_examples():
     assert {"gemmery", "gemmery.api.products", "gemmery.api.explanation"} <= set(MODULES)

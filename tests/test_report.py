@@ -15,6 +15,8 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+import chromium
+import gemmery_lab as lab
 import records
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.cuda import CUDA
@@ -22,7 +24,8 @@ from gemmery.problem import Problem
 from gemmery_emulator.pages import numerals, svg
 from gemmery_emulator.pages.writing import as_json
 from gemmery_lab.report import sheet, tables, terminal, words
-from gemmery_lab.report.page import figures, page
+from gemmery_lab.report.curves import roofline
+from gemmery_lab.report.page import emulated_page, figures, page
 from gemmery_lab.report.tables import sheets
 from records import markdown
 from site_pages.stored import TYPE, Stored, query
@@ -288,6 +291,31 @@ def test_the_bars_are_as_long_as_the_rates():
     assert lengths == pytest.approx([rate * lengths[5] / rates[5] for rate in rates], rel=1e-3, abs=1e-2)
 
 
+def test_the_caption_of_the_bars_explains_the_mark_of_a_tie():
+    run = RUNS["ladder"]
+    ties = replace(run, measurements=tuple(replace(m, spread=dict.fromkeys(m.versus, 99)) for m in run.measurements))
+    assert ">~" not in figures(run, records.RUNGS)[0].svg
+    assert "~" not in figures(run, records.RUNGS)[0].caption
+    assert ">~" in figures(ties, records.RUNGS)[0].svg
+    assert "~ marks a tie" in figures(ties, records.RUNGS)[0].caption
+
+
+@pytest.mark.skipif(chromium.PROGRAM is None, reason="chromium is not installed")
+def test_the_words_of_a_rung_have_the_room_beside_its_name(tmp_path):
+    path = tmp_path / "ladder.html"
+    path.write_text(emulated_page(lab.emulated_ladder(["simt_naive", "simt_smem"], [16])), encoding="utf-8")
+    with chromium.browser() as browser:
+        browser.open(path, 1280, "light")
+        assert browser.value("document.querySelector('dl.rungs dd').clientWidth") > 500
+
+
+def test_the_caption_of_the_bars_names_parents_that_were_not_measured():
+    run = RUNS["ladder"]
+    few = replace(run, measurements=tuple(m for m in run.measurements if m.kernel not in {"simd_row", "packed"}))
+    assert "Parents" not in figures(run, records.RUNGS)[0].caption
+    assert " Parents without a measurement: simd_row, packed." in figures(few, records.RUNGS)[0].caption
+
+
 def test_lines_across_the_bars_leave_room_for_the_ideas():
     plot = figures(RUNS["ladder"], records.RUNGS)[0]
     upright = re.findall(r'd="M ([\d.]+) ([\d.]+) \nL ([\d.]+) ([\d.]+) \n"([^>]*)', plot.svg)
@@ -303,6 +331,20 @@ def test_lines_across_the_bars_leave_room_for_the_ideas():
     for idea in ideas:
         middle = heights[idea] - 4  # of letters 11 high, from their base line
         assert not [span for span in spans if span[0] < middle < span[1]], idea
+
+
+def test_a_roofline_of_many_kernels_names_one_bandwidth_once_and_leaves_every_name_inside():
+    base = next(m for m in RUNS["ladder"].measurements if m.seconds and m.bandwidth_gbs and words.is_square(m))
+    ran = [
+        replace(base, kernel=f"rung_{index}", threads=1 + index % 2, seconds=base.seconds * (1 + index / 100))
+        for index in range(24)
+    ]
+    drawing = roofline([replace(m, peak_gflops=base.peak_gflops * m.threads) for m in ran], "ladder", True).svg
+    assert re.findall(r">(memory [^<]+)</text>", drawing) == [f"memory {numerals.digits(base.bandwidth_gbs)} GB/s"]
+    heights = sorted(float(y) for y, name in re.findall(r'y="(-?[\d.]+)" transform="[^"]+">(rung_\d+)', drawing))
+    assert len(heights) == 24
+    assert heights[0] > 8  # base lines of letters of 12
+    assert min(right - left for left, right in itertools.pairwise(heights)) > 14
 
 
 def test_a_run_in_which_nothing_ran_still_has_a_page():

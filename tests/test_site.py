@@ -198,6 +198,7 @@ def test_the_documents_are_pages_and_keep_their_links(pages):
     assert english <= texts.keys()
     assert "source/packages/gemmery/src/gemmery/cuda/kernels/simt_naive.cu.md" in texts
     assert "[source](" not in texts["design.md"]
+    assert [place for place, text in texts.items() if "![" in text and "/source/" not in f"/{place}"] == []  # not drawn
     assert "```pycon\n>>> import numpy" in texts["emulator.md"]
 
 

@@ -18,11 +18,7 @@ from gemmery_lab.measure.work import Work
 
 RungConfig = tuple[Rung, Config]  # a rung and the keys that differ from its default config
 Shape = Callable[[Rung, int], Work]  # the product of a rung at a size
-MEANT = {
-    "direct": (64, 64, 64),
-    "streamed": (8, 2048, 2048),
-    "dots": (2048, 2, 2048),
-}  # where rungs that lose on large squares are meant to be used
+MEANT = {"direct": (64, 64, 64), "streamed": (8, 2048, 2048)}  # where rungs that lose on large squares are used
 MOST_EMULATED = 1024  # a side: the longest rung takes half a minute there
 
 

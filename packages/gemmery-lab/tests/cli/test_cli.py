@@ -398,6 +398,13 @@ def test_help(name, capsys):
     assert max(len(line) for line in out.splitlines()) <= 80
 
 
+def test_the_line_that_the_help_of_inspect_draws_has_an_access(capsys):
+    pytest.importorskip("cuda.bindings")
+    cli.run(["inspect", "--help"])
+    ((rung, line),) = re.findall(r"gemmery inspect (\w+) --line (\S+)", capsys.readouterr().out)
+    assert cli.run(["inspect", rung, "--line", line, "--n", "32"]) == 0, capsys.readouterr().err
+
+
 def test_alone_it_shows_what_there_is(capsys):
     assert cli.run([]) == 0
     known = {"ladder", "bench", "sweep", "inspect", "exhibit", "doctor", "verify", "warm"}

@@ -110,6 +110,11 @@ def test_rungs_that_lose_on_squares_are_shown_where_they_are_meant():
     assert others.rows[0][others.head.index("× parent")].text.endswith("×")
 
 
+def test_a_rung_for_few_columns_is_measured_with_them_once():
+    run = lab.ladder(["dots"], sizes=[16])
+    assert [(m.kernel, m.m, m.n, m.k) for m in run.measurements] == [("dots", 16, 2, 16), ("numpy", 16, 2, 16)]
+
+
 def by_name(name):
     return next(rung for rung in CPU if rung.name == name)
 

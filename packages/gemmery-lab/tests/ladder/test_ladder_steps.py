@@ -5,8 +5,10 @@ import re
 import pytest
 
 import gemmery_lab as lab
+from gemmery_emulator.pages.numerals import digits
 from gemmery_lab import cli
 from gemmery_lab.report.ladder_steps import picture, sheets, step_page, step_pages, steps, summary
+from gemmery_lab.report.page import emulated_page
 from gemmery_lab.rung_counts import EmulatedLadder
 
 NAMES = ["simt_naive", "simt_smem", "simt_threadtile"]
@@ -52,6 +54,17 @@ def test_a_page_has_the_lines_the_counters_and_a_picture(ladder):
     assert "Counters that moved" in page
     assert re.search(r"class=removed>-.*simt_single_block.cu", page)
     assert set(step_pages(ladder)) >= {"steps/simt_naive-simt_smem.html"}
+
+
+def test_the_ladders_page_has_predicted_gains_where_there_are_some(ladder):
+    """The roofs of 64 x 64 say another thing about a large product."""
+    page = emulated_page(ladder)
+    tree = page[page.index("Rungs under their") : page.index("The factor is")]
+    before, after = (step := steps(ladder)[0]).times
+    assert f"{digits(before.prediction.seconds / after.prediction.seconds)}× {step.old.rung}" in tree
+    assert "The factor is the parent&#39;s predicted time over the rung&#39;s." in page
+    without = emulated_page(EmulatedLadder(ladder.device, "", ladder.rungs))
+    assert "The factor is the parent&#39;s roof over the rung&#39;s." in without
 
 
 def test_the_ladders_page_links_to_a_page_of_each_step(tmp_path, capsys):

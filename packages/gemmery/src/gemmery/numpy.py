@@ -37,6 +37,10 @@ from gemmery.tuples import NamedTuple
 __all__ = ["DEFAULT", "install", "installed", "uninstall"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 DEFAULT = tuple(row.numpy for row in dtypes.BY_NAME.values() if row.kind in "iub" or row.name == "f16")
 _REPLACE = 30  # PyUFunc_ReplaceLoopBySignature in NumPy's table of ufuncs' functions, which only grows
 _CONJUGATES = ("vecdot", "vecmat")  # their complex products have the conjugate of the first operand

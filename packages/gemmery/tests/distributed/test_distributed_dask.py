@@ -71,6 +71,10 @@ def test_chunks_fit_the_memory_they_are_given():
             assert piece <= rows
     with pytest.raises(ArgumentError, match="fewer tasks"):
         gd.dask.chunks(1000, 1000, 1000, "float32", 1000)
+    with pytest.raises(ArgumentError, match="tasks=0"):
+        gd.dask.chunks(1000, 1000, 1000, "float32", 2**30, tasks=0)
+    with pytest.raises(DTypeError, match="f99"):
+        gd.dask.chunks(1000, 1000, 1000, "f99", 2**30)
 
 
 def test_what_does_not_fit_is_refused():

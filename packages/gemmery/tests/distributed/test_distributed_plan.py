@@ -174,6 +174,15 @@ def test_what_does_not_fit_is_refused_in_words():
         [(name, value)] = wrong.items()
         with pytest.raises(ArgumentError, match=re.escape(f"{name}={value!r}")):
             gd.explain(a, b, **wrong)
+    with pytest.raises(ArgumentError, match="at least one rank"):
+        gd.even((8, 4), (0,), (ROWS,))
+    with pytest.raises(ArgumentError, match=r"'rows': it is gd\.Shard"):
+        gd.even((8, 4), (2,), ("rows",))
+    with pytest.raises(ShapeError, match="two dimensions"):
+        gd.even((8,), (2,), (ROWS,))
+    pytest.importorskip("torch")
+    with pytest.raises(ArgumentError, match="model=3"):
+        gd.parallelize(3, None)
 
 
 def test_the_plan_in_words():

@@ -205,6 +205,8 @@ def test_a_symbol_of_another_trace_is_no_result():
 
 
 def test_functions_without_symbols_are_refused():
+    with pytest.raises(gm.ArgumentError, match="epilogue=3 is no function"):
+        gm.epilogue(3)
     with pytest.raises(gm.ArgumentError, match="take the symbols of a function"):
         gm.silu(1.0)
     with pytest.raises(gm.ArgumentError, match="name each operand"):

@@ -44,11 +44,11 @@ EPILOG = """\b
     --run --arg 1024`. Its host part is compiled by g++ or clang++.
 
     \b
-    Without an --arg a command with those of the kernel is printed. main() and
-    other host code of the file is left out. The exit code is 1 for
-    a fault, and for a result that is not the reference's: FUNCTION takes the
-    arguments before the launch, and returns the arrays after it, or writes to
-    its own."""
+    Without an --arg a command with those of the kernel is printed. Without
+    --run, main() and other host code of the file is left out. The exit code is
+    1 for a fault, and for a result that is not the reference's: FUNCTION takes
+    the arguments before the launch, and returns the arrays after it, or writes
+    to its own."""
 FIRST = 5.0  # seconds before the first line; each further one comes after four times as long
 LONG = 20.0  # seconds left from which on a line is written
 UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"))

@@ -163,8 +163,9 @@ def roofline(measurements: Sequence[Measurement], suite: str, labeled: bool) -> 
         on.xaxis.set_major_formatter(svg.NUMBER)
         on.set(xlabel="operations per byte that must move", ylabel=words.rate(ran[0]))
         on.figure.tight_layout(pad=0.3)  # type: ignore[union-attr]
+        alike = len({bandwidth for _, bandwidth in roofs.values()}) == 1  # named once, with the highest peak
         for place, (peak, bandwidth) in sorted(roofs.items(), key=lambda item: item[1]):
-            slopes(on, peak, bandwidth, scale, place if len(roofs) > 1 else "", peak < highest)
+            slopes(on, peak, bandwidth, scale, place if len(roofs) > 1 else "", peak < highest, alike)
         last = {(m.kernel, m.threads): m for m in sorted(ran, key=lambda m: m.flops)}  # the largest that each ran
         _points(on, ran, list(last.values()) if labeled else [], colors(measurements))
         label = "rate against arithmetic intensity under the roofs of this machine"
@@ -200,10 +201,12 @@ def roofline_plot(rung: str, device: str, loads: Roofline, once: Roofline) -> sv
     return svg.Plot("roofline", "Roofline", caption, drawing)
 
 
-def slopes(on: Axes, peak: float, bandwidth: float, scale: float = 1.0, whose: str = "", below: bool = False) -> None:
+def slopes(
+    on: Axes, peak: float, bandwidth: float, scale: float = 1, whose: str = "", below: bool = False, alike: bool = False
+) -> None:
     """The two roofs, bandwidth times intensity and the peak, named above their lines or below.
 
-    A GFLOP/s is `scale` of the units that the y axis shows.
+    A GFLOP/s is `scale` of the units that the y axis shows. With bandwidths `alike` only the line above names it.
     """
     left, right = on.get_xlim()
     slope = scale * bandwidth
@@ -212,8 +215,10 @@ def slopes(on: Axes, peak: float, bandwidth: float, scale: float = 1.0, whose: s
     suffix = f", {whose}" if whose else ""
     away, align = (-6, "top") if below else (5, "bottom")
     svg.annotate(on, f"peak {numerals.digits(peak)}{suffix}", (ridge, peak), (6, away), va=align, bbox=None)
+    if alike and below:
+        return
     (x0, y0), (x1, y1) = on.transData.transform([(left, left * slope), (ridge, peak)])
-    middle, name = left * (ridge / left) ** 0.25, f"memory {numerals.digits(bandwidth)} GB/s{suffix}"
+    middle, name = left * (ridge / left) ** 0.25, f"memory {numerals.digits(bandwidth)} GB/s{'' if alike else suffix}"
     style = {"rotation": math.degrees(math.atan2(y1 - y0, x1 - x0)), "rotation_mode": "anchor", "bbox": None}
     at, offset = (middle, middle * slope), (-0.6 * away, 0.6 * away)
     svg.annotate(on, name, at, offset, ha="center", va=align, **style)
@@ -225,9 +230,12 @@ def _points(on: Axes, ran: Sequence[Measurement], labeled: Sequence[Measurement]
         alpha = 1 if m in labeled or not labeled else 0.45
         on.plot(m.flops / m.bytes, words.reached(m), "o", color=shades[m.kernel], alpha=alpha)
     names = _names(labeled)
-    for x in {m.flops / m.bytes for m in labeled}:
-        column = [m for m in labeled if m.flops / m.bytes == x]
-        _name(on, [(names[m.kernel, m.threads], (x, words.reached(m)), shades[m.kernel]) for m in column], 12)
+    columns: dict[int, list[CurveEnd]] = {}  # near each other
+    for m in labeled:
+        end = names[m.kernel, m.threads], (m.flops / m.bytes, words.reached(m)), shades[m.kernel]
+        columns.setdefault(round(math.log2(m.flops / m.bytes)), []).append(end)
+    for column in columns.values():
+        _name(on, column, 12)
 
 
 def _kernels(on: Axes, ran: Sequence[Measurement], value: Callable[[Measurement], float], shades: Colors) -> None:
@@ -265,11 +273,14 @@ def _draw(on: Axes, lines: Sequence[Curve]) -> list[CurveEnd]:
 
 
 def _name(on: Axes, ends: Sequence[CurveEnd], size: int) -> None:
-    """Names next to points on a logarithmic y axis, moved apart where they would overlap."""
+    """Names next to points on a logarithmic y axis, moved apart where they would overlap, below the axes' top."""
     on.get_ylim()  # Matplotlib updates the limits of both axes when it is asked for one
     places = [float(on.transData.transform(at)[1]) for _, at, _ in ends]
     scale = on.figure.dpi / 72
-    for (name, at, color), old, new in zip(ends, places, svg.spread(places, LABEL * scale), strict=True):
+    gap, lowered = LABEL * scale, list(places)
+    for rank, index in enumerate(sorted(range(len(places)), key=places.__getitem__, reverse=True)):
+        lowered[index] = min(places[index], on.bbox.y1 - rank * gap)
+    for (name, at, color), old, new in zip(ends, places, svg.spread(lowered, gap), strict=True):
         svg.annotate(on, name, at, (10, (new - old) / scale), color=color, va="center", size=size, zorder=6)
 
 

@@ -124,6 +124,14 @@ def over_parent(ladder: EmulatedLadder, run: EmulatedRung) -> str:
     return f"{numerals.digits(factor)}× {parent}" if factor else ""
 
 
+def gains(ladder: EmulatedLadder) -> dict[str, str]:
+    """Return the gain of each rung over its parent: by predicted times where there are any, else by roofs."""
+    if not ladder.predicted:
+        return {run.rung: over_parent(ladder, run) for runs in by_size(ladder)[-1:] for run in runs}
+    factors = {row.rung: predicted_gain(ladder, row) for row in ladder.predicted}
+    return {rung: f"{numerals.digits(factor)}× {PARENTS[rung]}" for rung, factor in factors.items() if factor}
+
+
 def _overview(ladder: EmulatedLadder, runs: Runs) -> Sheet:
     names = {name: name.replace("_", " ") for name in ("sectors", "wavefronts", "bank_conflicts")}
     columns: Columns[EmulatedRung] = [

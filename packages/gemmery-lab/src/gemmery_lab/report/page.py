@@ -76,6 +76,7 @@ def bars(group: Group, rungs: Sequence[Rung]) -> svg.Plot | None:
     lines = _limits(group)
     top = 1.01 * max([rate for rate, *_ in lines] + [words.reached(m) for m in group.all])
     rate = words.rate(group.first)
+    steps = list[str]()
     with svg.axes(BAR_ROW * len(ran) + 110) as on:
         _vertical(on, lines, len(ran), top)
         _in_columns(on, -0.68, (rate, "% peak", "× parent"), va="center", size=11, color=svg.MUTED)
@@ -84,8 +85,8 @@ def bars(group: Group, rungs: Sequence[Rung]) -> svg.Plot | None:
             ratio, spread = speedup(m, rung.parent, group) or (None, 0.0)
             shade = svg.TOKENS["soft" if ratio is not None and ratio < 1 - spread else "accent"]
             on.barh(place - 0.12, words.reached(m), height=0.46, color=shade, linewidth=0)
-            step = numerals.times(ratio, spread, ranged=False)
-            texts = numerals.digits(words.reached(m)), numerals.percent(words.share(m)), step
+            steps.append(numerals.times(ratio, spread, ranged=False))
+            texts = numerals.digits(words.reached(m)), numerals.percent(words.share(m)), steps[-1]
             _in_columns(on, place - 0.12, texts, va="center_baseline")
             on.text(0, place + 0.3, rung.idea, size=11, color=svg.MUTED, va="center", bbox=svg.HALO, zorder=5)
         on.set(xlim=(0, top), ylim=(len(ran) - 0.45, HEADROOM))
@@ -97,8 +98,12 @@ def bars(group: Group, rungs: Sequence[Rung]) -> svg.Plot | None:
         f"{rate}: longer is faster. × parent is the speed-up over the rung's parent; a pale bar is slower than its "
         f"parent. The lines are the measured peak and {words.versioned(rival(group), group.rivals)} in the same run."
     )
+    caption += " ~ marks a tie: a difference smaller than its spread." * any(step.startswith("~") for step in steps)
     if parted := [m.kernel for m in ran if m.kernel.startswith(words.IN_PARTS)]:
         caption += f" On another unit, by products of parts: {', '.join(parted)}."
+    parents = dict.fromkeys(by_name[m.kernel].parent for m in ran)
+    unmeasured = [name for name in parents if name and name not in {m.kernel for m in group.rungs}]
+    caption += f" Parents without a measurement: {', '.join(unmeasured)}." if unmeasured else ""
     absent = [m.kernel for m in group.rungs if not m.seconds]
     caption += f" Not run: {', '.join(absent)}." if absent else ""
     return svg.Plot("ladder", title, caption, drawing)
@@ -248,7 +253,7 @@ def emulated_page(ladder: EmulatedLadder) -> str:
         ladder=ladder,
         tables=emulated_tables,
         branches=tree(rungs),
-        gains={run.rung: emulated_tables.over_parent(ladder, run) for runs in by_size(ladder)[-1:] for run in runs},
+        gains=emulated_tables.gains(ladder),
         climb=predicted_bars(ladder),
         roofs=roofs(ladder),
         lessons=lessons,

@@ -39,7 +39,7 @@ LEAST_SIDE = 256
 
 
 def _element(dtype: Any) -> str:
-    return dtypes.resolve(np.dtype(dtype).name)
+    return dtypes.resolve(dtype if isinstance(dtype, str) else np.dtype(dtype).name)
 
 
 def chunks(m: int, n: int, k: int, dtype: Any, memory: float, tasks: int = 1) -> tuple[int, int, int]:
@@ -53,6 +53,8 @@ def chunks(m: int, n: int, k: int, dtype: Any, memory: float, tasks: int = 1) ->
 
     Raises ArgumentError if a block of 256 by 256 does not fit.
     """
+    if tasks < 1 or min(m, n, k) < 1:
+        raise ArgumentError(f"tasks={tasks} of a product of {m} x {n} x {k}: pass numbers of at least 1")
     element = _element(dtype)
     size, sums = dtypes.get(element).size, dtypes.get(sums_in(element, dtypes.written(element))).size
     side, most = LEAST_SIDE, SHARE * memory / tasks / (sums + 2 * size)

@@ -102,9 +102,11 @@ def even(shape: tuple[int, int], mesh: tuple[int, ...], placements: tuple[Placem
     >>> [box[:2] for box in even((5, 2), (4,), (Shard(0),)).boxes]
     [(0, 2), (2, 4), (4, 5), (5, 5)]
 
-    Raises ArgumentError unless there is a placement for each dimension of the mesh.
+    Raises ArgumentError unless there is a placement for each dimension of the mesh, ShapeError for what is no matrix.
     """
     check_placements(mesh, placements)
+    if len(shape) != 2:
+        raise ShapeError(f"shape {tuple(shape)}: a matrix has two dimensions; reshape it")
     boxes = []
     for rank in range(math.prod(mesh)):
         ends = [[0, shape[0]], [0, shape[1]]]
@@ -123,7 +125,13 @@ def check_placements(mesh: tuple[int, ...], placements: tuple[Placement, ...]) -
         raise ArgumentError(
             f"{len(placements)} placements for a mesh of {len(mesh)} dimensions: give one for each dimension"
         )
+    if any(size < 1 for size in mesh):
+        raise ArgumentError(f"mesh {mesh}: each dimension has at least one rank")
     for placement in placements:
+        if not isinstance(placement, Placement):
+            raise ArgumentError(
+                f"placement {placement!r}: it is gd.Shard(0), gd.Shard(1), gd.Replicate() or gd.Partial()"
+            )
         if isinstance(placement, Shard) and placement.dim not in (0, 1):
             raise ArgumentError(f"{placement}: a matrix has dimensions 0 (rows) and 1 (columns)")
 

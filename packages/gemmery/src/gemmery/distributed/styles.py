@@ -28,6 +28,8 @@ def parallelize(model: Any, mesh: Any, columns: tuple[str, ...] = COLUMNS, rows:
 
     Raises ArgumentError if the model has no layer of these names.
     """
+    if not isinstance(model, torch.nn.Module):
+        raise ArgumentError(f"model={model!r} is no torch.nn.Module: pass the model whose layers to spread")
     plan: dict[str, Any] = {}
     for name, module in model.named_modules():
         last = name.rpartition(".")[2]

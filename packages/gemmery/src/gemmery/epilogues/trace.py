@@ -35,6 +35,8 @@ class Epilogue:
         try:
             parameters = inspect.signature(function).parameters.values()
         except (TypeError, ValueError) as error:  # of functions that are compiled
+            if not callable(function):
+                raise ArgumentError(f"epilogue={function!r} is no function: pass one of an element") from None
             name = self.__name__
             raise ArgumentError(f"epilogue {name} does not say what it takes: pass lambda c: {name}(c)") from error
         if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):

@@ -33,6 +33,7 @@ from gemmery.cpu import threads as cpu_threads
 from gemmery.errors import ArgumentError, DTypeError, ShapeError, brief
 from gemmery.keywords import Options
 from gemmery.ladder.gemv import MOST_ROWS
+from gemmery.problem import activation_of
 
 Multiply = Callable[..., Any]  # gm.matmul
 _FEW = 64  # rows on the CPU; with more, a product of the whole weight takes longer than to compute it
@@ -247,8 +248,8 @@ def _prepared(v: View, matrix: QuantizedMatrix, epilogue: str) -> tuple[Any, int
         return "a kernel multiplies few rows by integers without zero points"
     if v.shape[-1] != k:
         return "x has other columns"
-    if "+" in epilogue or epilogue not in ("", "bias"):
-        check_activation(epilogue.rpartition("+")[2], v.dtype)
+    if activation := activation_of(epilogue):
+        check_activation(activation, v.dtype)
     packed, scales = view(matrix.packed), view(matrix.scales)
     flat, c = (View(v.pointer & 15, (count, i), (2 * i, 2), v.dtype, v.device) for i in (k, n))
     run = prepare_packed(

@@ -361,7 +361,7 @@ def test_rows_of_a_batch_are_written_to_an_out_with_gaps():
     assert (out[:, 200] == 7).all()
 
 
-@pytest.mark.parametrize(("dtype", "activation"), zip(TYPES, [None, "relu", "gelu", "silu"], strict=False))
+@pytest.mark.parametrize(("dtype", "activation"), [*zip(TYPES, [None, "relu", "gelu", "silu"], strict=False)])
 def test_a_bias_and_an_activation_are_a_traced_function(dtype, activation):
     function = getattr(gm, activation) if activation else lambda x: x
     traced = Epilogue(lambda c, bias: function(c + bias)).graph()

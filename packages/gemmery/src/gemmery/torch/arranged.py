@@ -317,7 +317,7 @@ def _prepare(x: Any, arranged: Any, form: Format, bias: Any, activation: str | N
         View(0, (rows, form.k), (2 * form.k, 2), dtype, where),
         form,
         View(0, (rows, form.n), (2 * form.n, 2), dtype, where),
-        epilogue_name(bias, activation, dtype),
+        epilogue_name(bias, activation, "f32"),
         invariant,
         groups,
     )

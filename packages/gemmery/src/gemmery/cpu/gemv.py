@@ -196,8 +196,8 @@ def _finish_some(f: Function, product: Product, i: Value, lanes: int, mask: Valu
     with f.if_(beta.differs(0)):
         total.value = f.fma(load_as(f, out, element, y, lanes, mask), all_lanes(beta), total.value)
     with f.if_(f.is_null(f["bias"]) ^ True):
-        row = f.load_masked(type_, f["bias"] + i * f["bias_step"], mask)
-        total.value = finished(f, "bias", total.value, row)
+        sums, row = total.value, f.load_masked(type_, f["bias"] + i * f["bias_step"], mask)
+        total.value = finished(f, "bias", sums, row)
     store_as(f, finished(f, product.activation, total.value), out, y, mask)
 
 

@@ -28,11 +28,10 @@ from gemmery_emulator.kernels import host_part
 from gemmery_emulator.kernels.blas_calls import MAPPING, BlasCalls, UnmappedError
 from gemmery_emulator.kernels.device_heap import DeviceHeap
 from gemmery_emulator.kernels.device_part import SourceProgram, program_of
-from gemmery_emulator.kernels.host_clock import SECONDS, HostClock
+from gemmery_emulator.kernels.host_part import SECONDS, HostClock, allocation_name, instance, plain
 from gemmery_emulator.kernels.kernel import CompiledKernel, compiled_kernel, read_source, run_launch
 from gemmery_emulator.kernels.kernel_run import KernelRun
 from gemmery_emulator.kernels.launch_checks import architecture
-from gemmery_emulator.kernels.program_names import allocation_name, instance, plain
 from gemmery_emulator.kernels.programs import refusal
 from gemmery_emulator.machine import Dims, LaunchConfig
 from gemmery_emulator.ptx import Variable

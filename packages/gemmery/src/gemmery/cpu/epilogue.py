@@ -79,8 +79,8 @@ def bias_of(
     parts: int = 1,
 ) -> Value:  # fmt: skip
     """Load the bias of a vector of columns from `first` on, numbers of `parts`; a step of 0 repeats one of them."""
-    one = f.load(vector(parts, element), bias)
-    row = f.var(f.shuffle(one, one, [lane % parts for lane in range(lanes)]))
+    number = f.load(vector(parts, element), bias)
+    row = f.var(f.shuffle(number, number, [lane % parts for lane in range(lanes)]))
     with f.if_(step.differs(0)):
         row.value = f.load_masked(vector(lanes, element), bias + first * SIZES[element], mask)
     return row.value

@@ -204,8 +204,10 @@ def usual(name: str, dtype: str = "") -> EpilogueGraph:
     builder = GraphBuilder()
     node = builder.add("sum", value="0")
     for step in filter(None, name.split("+")):
-        more = (builder.add("operand", value=step),) if step == "bias" else ()
-        node = builder.add("add" if more else step, node, *more)
+        if step == "bias":
+            node = builder.add("add", node, builder.add("operand", value=step))
+        else:
+            node = builder.add(step, node)
     return builder.graph([GraphOutput(node, "matrix", dtype)], [GraphOperand("bias", "row")])
 
 

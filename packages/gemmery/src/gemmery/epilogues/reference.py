@@ -77,9 +77,9 @@ def evaluate(
                 inputs = [nodes[i] for i in node.inputs]
                 result = _apply(node, inputs, unit, shape)
                 if node.op in _APPROXIMATED and loose:
-                    more = loose * (np.abs(inputs[0].value) + inputs[0].error)
-                    more += shorter * (node.op == "gelu") * (np.abs(result.value) + result.error)
-                    result = result._replace(error=result.error + np.where(np.isfinite(more), more, 0))
+                    loss = loose * (np.abs(inputs[0].value) + inputs[0].error)
+                    loss += shorter * (node.op == "gelu") * (np.abs(result.value) + result.error)
+                    result = result._replace(error=result.error + np.where(np.isfinite(loss), loss, 0))
                 nodes.append(result)
         shapes = {"matrix": shape, "column": (*shape[:-1], 1)}
         return [

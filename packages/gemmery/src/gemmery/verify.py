@@ -368,9 +368,8 @@ def _followed(
     if bias is None and not activation:
         return Estimate(sums, np.asarray(errors))
     accumulator = dtypes.get(dtypes.get(out).accumulator)
-    unit, operands = accumulator.unit_roundoff, {}
-    if bias is not None:
-        operands["bias"] = _wide(bias.astype(accumulator.numpy))
+    unit = accumulator.unit_roundoff
+    operands = {} if bias is None else {"bias": _wide(bias.astype(accumulator.numpy))}
     if source.kind in "iu":  # exact sums are rounded
         errors = errors + unit * np.abs(sums)
     name = "bias+" * (bias is not None) + activation

@@ -94,7 +94,7 @@ def epilogue(problem: Problem) -> int | str:
     """
     if traced_function.is_traced(problem):
         return problem.epilogue
-    function = getattr(constants, problem.activation.upper()) if problem.activation else 0
+    function: int = getattr(constants, problem.activation.upper()) if problem.activation else 0
     return int(problem.scaled) | 2 * problem.has_bias | function
 
 

@@ -29,7 +29,7 @@ class Problem(NamedTuple):
     a_layout: str = "row"
     b_layout: str = "row"
     c_layout: str = "row"
-    epilogue: str = ""  # "", "bias", "relu", "bias+relu", ... or the text of an EpilogueGraph
+    epilogue: str = ""  # "", "bias", "relu", "bias+relu", ... (`graph.usual`), or the name of a traced function
     scaled: bool = False  # alpha != 1 or beta != 0
     device: str = "cpu"
     precision: str = ""  # how f32 may be multiplied: config.FLOAT32_PRECISIONS; or f64: f64_normwise; "": as it is
@@ -60,6 +60,16 @@ class Problem(NamedTuple):
             split="".join(sorted(self.split.translate(_OTHER))),
         )
 
+    @property
+    def has_bias(self) -> bool:
+        """True where a number for each column is added to the sums."""
+        return self.epilogue.startswith("bias")
+
+    @property
+    def activation(self) -> str:
+        """What comes after the bias."""
+        return activation_of(self.epilogue)
+
     def by_rows(self) -> Problem:
         """Return the product with a row-major C: a column-major C becomes C' = B' A'."""
         return self.transposed() if self.c_layout == "col" else self
@@ -80,3 +90,12 @@ class Problem(NamedTuple):
     def intensity(self) -> float:
         """Operations per byte."""
         return self.flops / self.bytes if self.bytes else 0.0
+
+
+def activation_of(epilogue: str) -> str:
+    """Return what comes after the bias in an epilogue of a Problem.
+
+    >>> activation_of("bias+relu"), activation_of("bias"), activation_of("gelu")
+    ('relu', '', 'gelu')
+    """
+    return epilogue.removeprefix("bias").removeprefix("+")

@@ -14,6 +14,7 @@ from gemmery import verify
 from gemmery.api import finished
 from gemmery.api.epilogue_terms import shapes_of, types_of
 from gemmery.api.options import viewed
+from gemmery.epilogues.graph import usual
 from gemmery.epilogues.random_epilogues import random_epilogue
 from gemmery.epilogues.trace import Epilogue
 
@@ -366,6 +367,21 @@ def test_rows_of_a_batch_are_written_to_an_out_with_gaps():
     assert (out[:, 200] == 7).all()
 
 
+@pytest.mark.parametrize(("dtype", "activation"), [*zip(TYPES, [None, "relu", "gelu", "silu"], strict=False)])
+def test_a_bias_and_an_activation_are_a_traced_function(dtype, activation):
+    function = getattr(gm, activation) if activation else lambda x: x
+    traced = Epilogue(lambda c, bias: function(c + bias)).graph()
+    named = usual("bias" + "+" * bool(activation) + (activation or ""))
+    assert (traced.nodes, traced.outputs) == (named.nodes, named.outputs)
+    draw = np.random.default_rng(12)
+    for m, n, k in ((5, 7, 9), (33, 1, 20), (1, 40, 30), (40, 90, 70)):
+        a, b = numbers(draw, (m, k), dtype), numbers(draw, (k, n), dtype)
+        bias = numbers(draw, (n,), dtype)
+        fused = gm.matmul(a, b, bias=bias, activation=activation)
+        by_rows = gm.matmul(a, b, epilogue=lambda c, bias: function(c + bias), operands={"bias": bias})
+        np.testing.assert_array_equal(fused.view(np.uint8), by_rows.view(np.uint8))
+
+
 def test_an_epilogue_may_be_deeper_than_the_stack_of_python():
     def chained(c, self):
         total = c
@@ -386,6 +402,10 @@ def test_explain_says_what_is_fused():
     assert "1 matrices of 64 x 64" in text
     assert f"{2 * x.nbytes:,} bytes" in text
     assert "fused" in str(gm.explain(x, (x, x), epilogue=gm.swiglu))
+    usual = gm.explain(x, x, bias=x[0], activation="gelu").fused
+    assert usual.startswith("bias+gelu, 2 operations, to each tile before it is stored; 2 matrices of 64 x 64")
+    assert f"{4 * x.nbytes:,} bytes" in usual
+    assert not gm.explain(x, x).fused
 
 
 def test_a_product_that_comes_again_runs_by_its_recipe():

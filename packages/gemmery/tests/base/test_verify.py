@@ -168,6 +168,21 @@ def test_alpha_beta_bias_and_activation_are_part_of_the_reference():
         verify.reference(a, b, out="f64", activation="tanh")
 
 
+def test_the_bound_passes_through_a_bias_and_an_activation():
+    a, b, bias = some((3, 8), "float32"), some((8, 2), "float32", 1), some((2,), "float32", 2)
+    u, sums = 2.0**-24, a.astype("f8") @ b.astype("f8")
+    before = verify.bound(a, b, out="f32")
+    added = np.abs(sums + bias) + before
+    assert np.allclose(verify.bound(a, b, out="f32", bias=bias), before + u * added, rtol=1e-12)
+    silu = np.abs(sums / (1 + np.exp(-sums))) + 1.1 * before
+    stated = 1.1 * before + 8 * u * silu + 16 * u * (np.abs(sums) + before)
+    assert np.allclose(verify.bound(a, b, out="f32", activation="silu"), stated, rtol=1e-12)
+    assert np.allclose(verify.bound(a, b, out="f32", activation="relu"), before, rtol=1e-12)
+    gelu = [verify.bound(a, b, out=out, activation="gelu") for out in ("f16", "bf16")]
+    value = np.abs(verify.reference(a, b, out="f32", activation="gelu"))
+    assert np.allclose(gelu[1] - gelu[0], 2.0**-11 * value, rtol=1e-3)  # a polynomial of less degree
+
+
 def test_beta_zero_does_not_read_c():
     a, b = some((4, 5), "float32"), some((5, 3), "float32", 1)
     nothing = np.full((4, 3), np.nan, "float32")

@@ -156,6 +156,22 @@ def with_kinds(graph: EpilogueGraph, operands: Sequence[GraphOperand], result: s
     )
 
 
+def saved(name: str, graph: EpilogueGraph, m: int, n: int, size: int, fused: bool) -> str:
+    """Return in words where an epilogue is applied, and the bytes of matrices that are not written.
+
+    `size` are those of an element, of all products of a batch.
+    """
+    operations = sum(bool(node.inputs) for node in graph.nodes)
+    results = {output.node for output in graph.outputs}
+    between = [i for i, kind in enumerate(graph.kinds()) if kind == "matrix" and graph.nodes[i].op != "operand"]
+    count = len([i for i in between if i not in results and (fused or graph.nodes[i].op != "sum")])
+    where = "to each tile before it is stored" if fused else "by rows, in a pass over the sums"
+    return (
+        f"{name}, {operations} operations, {where}; {count} matrices of {m} x {n} between them are not written and "
+        f"read: {2 * count * size * m * n:,} bytes"
+    )
+
+
 def outs_of(out: Any, count: int) -> tuple[Any, ...]:
     """Return the `out` of each result, or None for each."""
     outs = out if isinstance(out, tuple) else (out,) * (1 if out is not None else count)

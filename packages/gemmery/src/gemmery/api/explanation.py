@@ -12,6 +12,7 @@ import numpy as np
 from gemmery import arrays, config, display, dtypes
 from gemmery.api import array_libraries, opaque, products, semirings
 from gemmery.api.compute import prepared_for, types_of
+from gemmery.api.epilogue_terms import saved
 from gemmery.api.options import check_operands, epilogue, only_on_devices, record, result_types, thread_count
 from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, view
@@ -20,6 +21,7 @@ from gemmery.cpu.packed_once import Packed
 from gemmery.cpu.split import worth_half
 from gemmery.cpu.target import cores, host
 from gemmery.dispatch import cpu
+from gemmery.epilogues.graph import usual
 from gemmery.errors import ShapeError
 from gemmery.keywords import Options, takes_options
 from gemmery.problem import Problem
@@ -56,7 +58,7 @@ class Explanation:
     load: float = 0.0  # cores that other processes used while peak and bandwidth were measured
     scheme: "Float32Scheme | None" = None  # of float32 in parts: the method for these numbers, and its error bound
     halved: bool = False  # b is a's memory, transposed, so half of C is computed
-    fused: str = ""  # what is done to the sums, where that is a function, and the bytes that this saves
+    fused: str = ""  # what is done to the sums, and the bytes that this saves
     call: float = 0.0  # seconds that a call takes for the smallest product; on the CPU alone
 
     @property
@@ -330,7 +332,10 @@ def _tiles(plan: "Plan", problem: Problem) -> str:
 
 def _explanation(plan: "Plan", problem: Problem, limits: tuple[float, float, "Bound"], **facts: Any) -> Explanation:
     peak, bandwidth, limit = limits
+    size = facts["runs"] * problem.batch * dtypes.get(dtypes.get(problem.out).accumulator).size
+    name = problem.epilogue
     return Explanation(
+        fused=saved(name, usual(name), problem.m, problem.n, size, fused=True) if name else "",
         rung=plan.rung.name,
         idea=plan.rung.idea,
         config=dict(plan.config),

@@ -18,7 +18,16 @@ import numpy as np
 from gemmery import arrays, dtypes
 from gemmery.api.codes import bits_of
 from gemmery.api.epilogue_operands import OperandReading, Writing, compact, read, slot, steps, write
-from gemmery.api.epilogue_terms import Shapes, check_values, outs_of, shapes_of, types_of, weights_of, with_kinds
+from gemmery.api.epilogue_terms import (
+    Shapes,
+    check_values,
+    outs_of,
+    saved,
+    shapes_of,
+    types_of,
+    weights_of,
+    with_kinds,
+)
 from gemmery.api.options import only_on_devices, thread_count, viewed
 from gemmery.api.promote import promoted
 from gemmery.arrays import View
@@ -223,17 +232,8 @@ def explained(a: Any, b: Any, options: Options) -> str:
         sums, result = types_of(x, ys, options.dtype)
         call = _prepared(function, len(weights), operands, shapes, sums, result)
         graph, fused = call.graph, False
-    kinds = graph.kinds()
-    operations = sum(bool(node.inputs) for node in graph.nodes)
-    results = {output.node for output in graph.outputs}
-    between = [i for i, kind in enumerate(kinds) if kind == "matrix" and graph.nodes[i].op != "operand"]
-    count = len([i for i in between if i not in results and (fused or graph.nodes[i].op != "sum")])
-    size = math.prod(shapes.batch) * shapes.m * shapes.n * dtypes.get(sums).size
-    where = "to each tile before it is stored" if fused else "by rows, in a pass over the sums"
-    return (
-        f"{function.__name__}, {operations} operations, {where}; {count} matrices of {shapes.m} x {shapes.n} between "
-        f"them are not written and read: {2 * count * size:,} bytes"
-    )
+    size = math.prod(shapes.batch) * dtypes.get(sums).size
+    return saved(function.__name__, graph, shapes.m, shapes.n, size, fused)
 
 
 def _array(view: View) -> Any:

@@ -233,8 +233,7 @@ def _check_ends(offsets: View, groups: int) -> None:
 def _result_type(x: View, y: View, shape: Ints, terms: Options) -> str:
     """Return the element type of the result. Raises for a dtype, bias or activation that `matmul` would refuse."""
     result = result_types(x, y, terms.dtype)[1]
-    if terms.activation is not None:
-        check_activation(terms.activation, result)
+    check_activation(terms.activation, result)
     if terms.bias is not None:
         bias = view(terms.bias)
         arrays.together(a=x, bias=bias)

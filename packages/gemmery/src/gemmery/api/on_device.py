@@ -32,7 +32,6 @@ from gemmery.api.device_operands import (
 )
 from gemmery.api.options import (
     added,
-    check_activation,
     check_added,
     check_beta,
     check_bias,
@@ -121,15 +120,14 @@ def planned(x: View, y: View, options: Options) -> PreparedLaunch:
     arrays.together(a=x, b=y)
     common, result, options = _types("matmul", x, y, None, None, options)
     shape, size = result_shape(x.shape, y.shape), dtypes.get(result).size
-    if options.activation is not None:
-        check_activation(options.activation, result)
+    epilogue = epilogue_name(options.bias, options.activation, result)
     factors = scales(options, x, y, common, result)
     check_capability(common, result, bool(factors.kind), x.device)
     if not stay_mixed(x, y, common, result, options.precision):
         x, y = arrays.once_converted(x, common), arrays.once_converted(y, common)
     step = 0 if isinstance(options.bias, NUMBER) else max(4, size)
     bias = None if options.bias is None else View(0, shape[-1:], (step,), "f32")
-    inputs = Inputs(x, y, bias, epilogue_name(bias, options.activation), scales=factors)
+    inputs = Inputs(x, y, bias, epilogue, scales=factors)
     target = View(0, shape, arrays.contiguous(shape, size), result, x.device)
     if x.dtype in complex_products.REAL and complex_products.pays(inputs, options):
         inputs, target = complex_products.as_real(inputs, target)
@@ -170,10 +168,9 @@ def _inputs(
         sides = y.shape[0], *sides
     if not stay_mixed(x, y, common, result, options.precision):
         x, y = converted(x, common), converted(y, common)
+    epilogue = epilogue_name(options.bias, options.activation, result)
     bias = None if options.bias is None else _bias(options.bias, x, sides, result)
-    if options.activation is not None:
-        check_activation(options.activation, result)
-    return Inputs(x, y, bias, epilogue_name(bias, options.activation), factors, parts, offsets)
+    return Inputs(x, y, bias, epilogue, factors, parts, offsets)
 
 
 def converted(x: View, dtype: str) -> View:
@@ -186,8 +183,6 @@ def _bias(bias: Any, x: View, sides: Ints, result: str) -> View:
 
     The stream writes a number of the host there.
     """
-    if result == "bool":
-        raise DTypeError("bias cannot be added to a bool product; pass dtype='int32' to count instead")
     accumulator = dtypes.get(result).accumulator
     if isinstance(bias, NUMBER):
         number = scalar("bias", bias, result)

@@ -290,23 +290,22 @@ def epilogue(bias: Any, activation: str | None, x: View, y: View, result: str) -
     """
     result_shape(x.shape, y.shape)  # bad shapes are reported before a bad epilogue
     n = y.shape[-1] if len(y.shape) > 1 else 1
-    bias_view, row = None, None
+    name, bias_view, row = epilogue_name(bias, activation, result), None, None
     if bias is not None:
-        if result == "bool":
-            raise DTypeError("bias cannot be added to a bool product; pass dtype='int32' to count instead")
         bias_view = view(bias)
         arrays.together(a=x, bias=bias_view)
         check_bias(bias_view, (n,), result)
         row = arrays.converted(bias_view, dtypes.get(result).accumulator)
         step = 0 if bias_view.shape in ((), (1,)) else row.strides[0]
         row = row._replace(shape=(n,), strides=(step,))
-    if activation is not None:
-        check_activation(activation, result)
-    return epilogue_name(bias, activation), bias_view, row
+    return name, bias_view, row
 
 
-def epilogue_name(bias: Any, activation: str | None) -> str:
-    """Return the name in a Problem of what follows the product."""
+def epilogue_name(bias: Any, activation: str | None, result: str) -> str:
+    """Return the name in a Problem of what follows the product. Raises DTypeError for a bias of bools."""
+    if bias is not None and result == "bool":
+        raise DTypeError("bias cannot be added to a bool product; pass dtype='int32' to count instead")
+    check_activation(activation, result)
     return "+".join(part for part in ("" if bias is None else "bias", activation or "") if part)
 
 
@@ -331,6 +330,8 @@ def check_bias(bias: View, sides: Ints, result: str) -> None:
 
 def check_activation(activation: Any, result: str) -> None:
     """Raise ArgumentError for an unknown activation, and DTypeError for a result that is not real floating-point."""
+    if activation is None:
+        return
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise ArgumentError(f"activation={brief(activation)} must be one of {', '.join(ACTIVATIONS)}, or None")
     if dtypes.get(result).kind != "f":

@@ -87,7 +87,7 @@ def _launch(
         return str(error)
     assert isinstance(kernel, CudaLaunch)
     n, bias = problem.n, None
-    if "bias" in problem.epilogue:
+    if problem.has_bias:
         bias = View(0, (groups, n), (4 * n, 4), "f32") if groups else View(0, (n,), (4,), "f32")
     a, result = (View(0, (1, *z.shape), (0, *z.strides), z.dtype) for z in (x, c))
     return kernel.ready(a, b, result, bias, scaling)

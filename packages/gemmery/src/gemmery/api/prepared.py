@@ -145,8 +145,7 @@ def _at_once(form: Arrangement, problem: Problem) -> bool:
 
     That is if the kernel is loaded, or gives other bits than a general one: they must not depend on when it is there.
     """
-    finish = problem.epilogue.split("+")[-1]
-    alike = finish not in ("gelu", "silu") and not (problem.scaled and "bias" in problem.epilogue)
+    alike = problem.activation not in ("gelu", "silu") and not (problem.scaled and problem.has_bias)
     shape = problem.m, problem.n, problem.k, problem.batch * form.runs
     if alike and leaves_to_general(problem.dtype, problem.device, *shape):
         return False

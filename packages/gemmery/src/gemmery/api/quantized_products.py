@@ -90,8 +90,7 @@ def _by_levels(x: Any, matrix: QuantizedMatrix, options: Options) -> Any:
         return None
     arrays.together(a=v, b=view(matrix.packed))
     result_shape(v.shape, matrix.shape)
-    if options.activation is not None:
-        check_activation(options.activation, result)
+    check_activation(options.activation, result)
     layer = import_module(f"gemmery.{library.__name__}.arranged").codes_layer
     return layer(x, matrix, factors, bias, options.activation, result)
 
@@ -199,8 +198,7 @@ def experts(
             return None
         check_bias(view(bias), (matrix.shape[0], shape[1]), v.dtype)
         bias = library.broadcast_to(bias, (matrix.shape[0], shape[1]))
-    if options.activation is not None:
-        check_activation(options.activation, v.dtype)
+    check_activation(options.activation, v.dtype)
     if where.device == "cpu":
         if library.cuda.is_current_stream_capturing():
             return None
@@ -230,7 +228,7 @@ def _by_kernel(x: Any, v: View, matrix: QuantizedMatrix, options: Options) -> An
     key = v.shape, v.dtype, v.pointer & 15, activation, bias is None
     known = calls.get(key)
     if known is None:
-        known = keep(calls, key, _prepared(v, matrix, epilogue_name(bias, activation)))
+        known = keep(calls, key, _prepared(v, matrix, epilogue_name(bias, activation, v.dtype)))
     if isinstance(known, str):
         return None
     run, packed, scales, shape = known
@@ -247,8 +245,6 @@ def _prepared(v: View, matrix: QuantizedMatrix, epilogue: str) -> tuple[Any, int
         return "a kernel multiplies few rows by integers without zero points"
     if v.shape[-1] != k:
         return "x has other columns"
-    if "+" in epilogue or epilogue not in ("", "bias"):
-        check_activation(epilogue.rpartition("+")[2], v.dtype)
     packed, scales = view(matrix.packed), view(matrix.scales)
     flat, c = (View(v.pointer & 15, (count, i), (2 * i, 2), v.dtype, v.device) for i in (k, n))
     run = prepare_packed(

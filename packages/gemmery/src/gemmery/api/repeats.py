@@ -18,7 +18,7 @@ from gemmery.cpu.launch import Launch
 from gemmery.cpu.layout import JOB_AT
 from gemmery.cpu.packed_once import PackedView
 from gemmery.dispatch import cpu
-from gemmery.problem import Problem
+from gemmery.problem import Problem, activation_of
 from gemmery.tuples import NamedTuple
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def _kind(call: Call, x: View, y: View, target: View, out: Any) -> Kind | None:
         bias is _NUMBER,
         terms.alpha != 1 or terms.beta != 0,
         terms.beta != 0,
-        terms.epilogue.removeprefix("bias").removeprefix("+"),
+        activation_of(terms.epilogue),
         terms.dtype,
         terms.threads,
     )

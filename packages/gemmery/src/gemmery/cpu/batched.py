@@ -16,9 +16,8 @@ from functools import reduce
 from gemmery import dtypes
 from gemmery.cpu import along_batch, jit
 from gemmery.cpu.abi import Args
-from gemmery.cpu.build import epilogue
 from gemmery.cpu.convert import load_as, store_as
-from gemmery.cpu.epilogue import activate
+from gemmery.cpu.epilogue import bias_of, finished
 from gemmery.cpu.gemv_forms import sum_lanes
 from gemmery.cpu.ir import Function, Module, Value, Var
 from gemmery.cpu.ir_types import SIZES, vector
@@ -59,14 +58,13 @@ class Small(NamedTuple):
     dtype: str
     out: str
     accumulator: str
-    activation: str = ""
-    bias: bool = False
+    epilogue: str = ""
     a_transposed: bool = False  # A is column-major
 
     @property
     def name(self) -> str:
         """A name that says everything above: part of the cache key."""
-        parts = (self.activation, "bias" if self.bias else "", "transposed" if self.a_transposed else "")
+        parts = (self.epilogue, "transposed" if self.a_transposed else "")
         tail = "".join(f"_{part}" for part in parts if part)
         return f"batched_{self.m}x{self.n}x{self.k}_{self.dtype}_{self.out}_{self.accumulator}{tail}"
 
@@ -74,7 +72,7 @@ class Small(NamedTuple):
     def plain(self) -> bool:
         """True when memory holds numbers of the accumulator's type and there is no epilogue."""
         same = self.memory_type == dtypes.get(self.out).llvm == self.accumulator
-        return same and not self.is_complex and not self.activation and not self.bias
+        return same and not self.is_complex and not self.epilogue
 
     @property
     def is_dot(self) -> bool:
@@ -106,11 +104,10 @@ def build(problem: Problem, config: Mapping[str, int]) -> Launch:
     if problem.interleaved:
         return along_batch.build(problem, config)
     p, target, out = problem.by_rows(), host(), dtypes.get(problem.out)
-    bias, activation = epilogue(p)
     element = dtypes.get(out.accumulator).llvm
     parts = numbers(p)
     transposed = parts == 1 and p.a_layout == "col"
-    small = Small(p.m, p.n * parts, p.k * parts, p.dtype, p.out, element, activation, bias, transposed)
+    small = Small(p.m, p.n * parts, p.k * parts, p.dtype, p.out, element, p.epilogue, transposed)
     entries = jit.load_together(target, (small.name, lambda: batched(target, small)))
     blocks = Blocks()
     return Launch(entries["batched"], element, out.size, lambda m, n, k: blocks, unit=_unit(small), at_once=True)
@@ -419,15 +416,5 @@ def _store(
         for at, _, lanes, mask, total in places:
             total.value = f.fma(load_as(f, out, element, at, lanes, mask), f.broadcast(beta, lanes), total.value)
     for at, first, lanes, mask, total in places:
-        value = total.value
-        if small.bias:
-            value = value + _bias(f, element, scales[2], scales[3], first, lanes, mask)
-        store_as(f, activate(f, small.activation, value, out), out, at, mask)
-
-
-def _bias(f: Function, element: str, bias: Value, step: Value, first: int, lanes: int, mask: Value | None) -> Value:
-    """Load the bias of a vector of columns; a step of 0 repeats one number."""
-    row = f.var(f.broadcast(f.load(element, bias), lanes))
-    with f.if_(step.differs(0)):
-        row.value = _load(f, element, bias + first * SIZES[element], lanes, mask)
-    return row.value
+        row = bias_of(f, element, *scales[2:], first, lanes, mask) if "bias" in small.epilogue else None
+        store_as(f, finished(f, small.epilogue, total.value, row), out, at, mask)

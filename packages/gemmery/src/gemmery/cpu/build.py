@@ -107,7 +107,7 @@ def product(target: Target, problem: Problem) -> Product:
         packed = accumulator = "double" if problem.out == "f64" else "float"
         group, step = 1, problem.semiring
     types = Product(
-        problem.dtype, problem.out, packed, accumulator, group, step, epilogue(problem)[1], b_dtype=problem.b_dtype
+        problem.dtype, problem.out, packed, accumulator, group, step, problem.activation, b_dtype=problem.b_dtype
     )
     narrower = dtypes.get(types.dtype).size < SIZES[packed] and not types.is_complex
     slow = types.dtype == "f16" and not target.has_fma  # widened by integer arithmetic
@@ -146,12 +146,6 @@ def _arithmetic(target: Target, dtype: str, out: str, b_dtype: str) -> tuple[str
     return element, element, 1, "fma"
 
 
-def epilogue(problem: Problem) -> tuple[bool, str]:
-    """Return (bias, activation) of a problem's epilogue."""
-    parts = problem.epilogue.split("+") if problem.epilogue else []
-    return "bias" in parts, next((part for part in parts if part != "bias"), "")
-
-
 def halved(types: Product) -> Product:
     """Return how float16 is multiplied on the tile unit: as two bfloat16 that add up to it, by four products."""
     return types._replace(packed="i32", group=1, step=STEPS["bf16"])
@@ -165,14 +159,14 @@ def _in_memory(types: Product) -> Product:
 def packed_refuses(problem: Problem) -> str:
     """Return why the packed product cannot run a problem; "" when it can."""
     inside, out = dtypes.get(problem.dtype), dtypes.get(problem.out)
-    activation = epilogue(problem)[1]
+    activation = problem.activation
     if problem.b_dtype and out.kind != "i":
         return f"the products of {inside.name} by {problem.b_dtype} have signs, so C must have, not {out.name}"
     if not problem.b_dtype and (out.kind != inside.kind or out.size < inside.size):
         return f"C must be {inside.name} or a wider type of the same kind, not {out.name}"
     if activation and activation not in ACTIVATIONS:
         return f"its activations are {', '.join(ACTIVATIONS)}, not {activation}"
-    if activation and out.kind != "f" and (activation != "relu" or out.kind == "c"):
+    if activation and out.kind != "f":
         return f"{activation} needs a real floating-point result, not {out.name}: apply it after the product"
     if problem.epilogue and problem.c_layout == "col":
         return "its epilogue (bias, activation) works along rows of C, so C must be row-major"
@@ -514,7 +508,7 @@ _BANDWIDTH = 40.0  # bytes per ns that one core reads: 25 from memory, 70 from a
 def gemv_product(problem: Problem) -> Product:
     """Return the element types: elements are widened when loaded, since bandwidth is the limit and not arithmetic."""
     element = dtypes.get(dtypes.get(problem.out).accumulator).llvm
-    return Product(problem.dtype, problem.out, element, element, activation=epilogue(problem)[1])
+    return Product(problem.dtype, problem.out, element, element, activation=problem.activation)
 
 
 def streamed(problem: Problem, config: Config) -> Launch:

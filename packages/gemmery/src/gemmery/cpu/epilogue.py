@@ -14,9 +14,9 @@ from collections.abc import Callable
 from gemmery import dtypes
 from gemmery.cpu.convert import narrow, store_as, widen
 from gemmery.cpu.ir import Function, Value
-from gemmery.cpu.ir_types import SIZES, element_of, lanes_of, with_element
+from gemmery.cpu.ir_types import SIZES, element_of, lanes_of, vector, with_element
 from gemmery.dtypes import DType
-from gemmery.epilogues.graph import COMPARISONS, EpilogueGraph, Node
+from gemmery.epilogues.graph import COMPARISONS, EpilogueGraph, Node, usual
 from gemmery.tuples import NamedTuple
 
 
@@ -67,16 +67,23 @@ _FORMATS = {
 }
 
 
-def activate(f: Function, activation: str, value: Value, out: DType) -> Value:
-    """Apply an activation to every lane of a result that will be stored as `out`; "" is none."""
-    if not activation:
-        return value
-    if activation == "relu" and out.kind == "u":
-        return value
-    if activation == "relu" and out.kind == "i":
-        value = narrow(f, value, out)  # relu tests the sign that C will have
-        return f.select(value < 0, f.zero(value.type), value)
-    return _FUNCTIONS[activation](f, value)
+def finished(f: Function, name: str, total: Value, bias: Value | None = None) -> Value:
+    """Return the usual epilogue of this name of sums in registers, one or a vector; `bias` is that of their columns."""
+    graph = usual(name)
+    leaves = {"sum": total, "operand": bias or total}
+    return lower(f, graph, total.type, lambda node: leaves[node.op])(graph.outputs[0].node)
+
+
+def bias_of(
+    f: Function, element: str, bias: Value, step: Value, first: Value | int, lanes: int, mask: Value | None,
+    parts: int = 1,
+) -> Value:  # fmt: skip
+    """Load the bias of a vector of columns from `first` on, numbers of `parts`; a step of 0 repeats one of them."""
+    number = f.load(vector(parts, element), bias)
+    row = f.var(f.shuffle(number, number, [lane % parts for lane in range(lanes)]))
+    with f.if_(step.differs(0)):
+        row.value = f.load_masked(vector(lanes, element), bias + first * SIZES[element], mask)
+    return row.value
 
 
 def lower(f: Function, graph: EpilogueGraph, type_: str, leaf: Callable[[Node], Value]) -> Callable[[int], Value]:

@@ -22,7 +22,7 @@ from gemmery import dtypes
 from gemmery.cpu import gemv_forms
 from gemmery.cpu.abi import Args
 from gemmery.cpu.convert import load_as, store_as
-from gemmery.cpu.epilogue import activate
+from gemmery.cpu.epilogue import finished
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.ir_types import SIZES, vector
 from gemmery.cpu.long_k import define_fold, even, in_levels
@@ -196,8 +196,9 @@ def _finish_some(f: Function, product: Product, i: Value, lanes: int, mask: Valu
     with f.if_(beta.differs(0)):
         total.value = f.fma(load_as(f, out, element, y, lanes, mask), all_lanes(beta), total.value)
     with f.if_(f.is_null(f["bias"]) ^ True):
-        total.value = total.value + f.load_masked(type_, f["bias"] + i * f["bias_step"], mask)
-    store_as(f, activate(f, product.activation, total.value, out), out, y, mask)
+        sums, row = total.value, f.load_masked(type_, f["bias"] + i * f["bias_step"], mask)
+        total.value = finished(f, "bias", sums, row)
+    store_as(f, finished(f, product.activation, total.value), out, y, mask)
 
 
 def _finish_pair(f: Function, product: Product, i: Value) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gemmery import dtypes
 from gemmery.cpu.convert import narrow, store_as, widen
-from gemmery.cpu.epilogue import activate
+from gemmery.cpu.epilogue import bias_of, finished
 from gemmery.cpu.ir import Function, Value, Var
 from gemmery.cpu.ir_types import SIZES, lanes_of, vector
 from gemmery.cpu.pack_complex import times_i
@@ -185,19 +185,10 @@ def _load_c(f: Function, product: Product, at: Value, mask: Value) -> Value:
 
 def _epilogue(f: Function, product: Product, value: Value, j: Value, mask: Value | None) -> Value:
     """Add the bias of the columns, unless its pointer is null, and apply the activation to the tile in registers."""
-    total = f.var(value)
-    with f.if_(f.is_null(f["bias"]) ^ True):
-        total.value = value + _bias(f, product, j, mask, lanes_of(value.type))
-    return activate(f, product.activation, total.value, dtypes.get(product.out))
-
-
-def _bias(f: Function, product: Product, j: Value, mask: Value | None, lanes: int) -> Value:
-    """Load the bias of the columns from `j` on: elements of C's accumulator type, or one for all columns (step 0)."""
-    parts = product.parts
+    total, lanes = f.var(value), lanes_of(value.type)
     element = dtypes.get(dtypes.get(product.out).accumulator).llvm
-    wide = vector(lanes, element)
-    pair = f.load(vector(parts, element), f["bias"])
-    row = f.var(f.shuffle(pair, pair, [lane % parts for lane in range(lanes)]))
-    with f.if_(f["bias_step"].differs(0)):
-        row.value = f.load_masked(wide, f["bias"] + j * SIZES[element], mask)
-    return f.convert("trunc", row.value, product.scalar) if SIZES[element] > SIZES[product.scalar] else row.value
+    with f.if_(f.is_null(f["bias"]) ^ True):
+        row = bias_of(f, element, f["bias"], f["bias_step"], j, lanes, mask, product.parts)
+        row = f.convert("trunc", row, product.scalar) if SIZES[element] > SIZES[product.scalar] else row
+        total.value = finished(f, "bias", value, row)
+    return finished(f, product.activation, total.value)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+# The activations of `bias=` and `activation=`, functions of kernels/operands.cuh, as two bits of an EPILOGUE.
+RELU, GELU, SILU = 4, 8, 12
+ACTIVATION = RELU | GELU | SILU
 # Beside the steps of `Epilogue`: factors of rows of A and columns of B, or of whole tensors; and all other steps, of
 # which the argument asks for some.
 FACTORS, ASKED = 16, 32

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from math import gcd
 
 from gemmery import dtypes
-from gemmery.cuda import driver, traced_function
+from gemmery.cuda import constants, driver, traced_function
 from gemmery.cuda.device import GRID, OLDEST, Device
 from gemmery.problem import Config, Problem
 from gemmery.tuples import NamedTuple
 
 C_NAMES = {row.name: row.cpp for row in dtypes.DTYPES if row.cpp}
-ACTIVATIONS = {"": 0, "relu": 4, "gelu": 8, "silu": 12}
-ACTIVATION = 12  # their bits
 BAND = 8
 LAYOUTS = {"row": "ROW", "col": "COL", "any": "ANY"}
 LARGEST_SIDE = 2_000_000_000  # kernels index rows and columns by 32 bits, and step beyond the end by less than 2^27
@@ -96,9 +94,8 @@ def epilogue(problem: Problem) -> int | str:
     """
     if traced_function.is_traced(problem):
         return problem.epilogue
-    parts = problem.epilogue.split("+") if problem.epilogue else []
-    activation = next((part for part in parts if part != "bias"), "")
-    return int(problem.scaled) | 2 * ("bias" in parts) | ACTIVATIONS[activation]
+    function: int = getattr(constants, problem.activation.upper()) if problem.activation else 0
+    return int(problem.scaled) | 2 * problem.has_bias | function
 
 
 def element(problem: Problem) -> str:

@@ -105,7 +105,7 @@ def halved(run: Ready, build: Build, one_sided: bool, form: Arrangement, problem
     What a `one_sided` rung computes is mirrored whatever its size, so that C is symmetric.
     """
     square = form.m == form.n > 1 and form.a == (form.b[0], form.b[2], form.b[1]) and form.runs == 1
-    plain = problem.c_layout == "row" and "bias" not in problem.epilogue and not problem.scales and not problem.split
+    plain = problem.c_layout == "row" and not problem.has_bias and not problem.scales and not problem.split
     worth = square and plain and (_is_large(form) or one_sided)
     return Halved(run, build, form, problem) if worth else run
 

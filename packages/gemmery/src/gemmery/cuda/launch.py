@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from gemmery import dtypes
 from gemmery.arrays import View
-from gemmery.cuda import driver, ordered, tensormaps, traced_function
-from gemmery.cuda.geometry import ACTIVATION, BAND, LARGEST_SIDE, Geometry, GeometryOf, Scaling, epilogue, refusal
+from gemmery.cuda import constants, driver, ordered, tensormaps, traced_function
+from gemmery.cuda.geometry import BAND, LARGEST_SIDE, Geometry, GeometryOf, Scaling, epilogue, refusal
 from gemmery.cuda.tensormaps import KEPT, Encode, PlacedMap
 from gemmery.errors import RefusedError
 from gemmery.problem import Config, Problem
@@ -408,7 +408,7 @@ def mapped_argument(
     _, a_row, a_k, b_k, b_column = scaling or Scaling()
     steps = (b_column, b_k, a_k, a_row) if transposed else (a_row, a_k, b_k, b_column)
     after = epilogue(problem)
-    activation = after & ACTIVATION if isinstance(after, int) else 0
+    activation = after & constants.ACTIVATION if isinstance(after, int) else 0
     mapped = any(each.operand == "c" for each in maps)
     argument = bytearray(MAPPED_BYTES)
     argument[: len(product)] = product

@@ -8,6 +8,7 @@ kernels, and from which `parse` makes the graph again.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 
 from gemmery.tuples import NamedTuple
 
@@ -191,6 +192,23 @@ class GraphBuilder:
             tuple(output._replace(node=new[output.node]) for output in outputs),
             tuple(operand for operand in operands if operand.name in names),
         )
+
+
+@cache
+def usual(name: str, dtype: str = "") -> EpilogueGraph:
+    """Return the graph of the epilogue that a Problem names by its steps, those of `bias=` and `activation=`.
+
+    >>> usual("bias+gelu", "f16").text
+    'sum:0;operand:bias;add 0 1;gelu 2|3 matrix f16|bias row'
+    """
+    builder = GraphBuilder()
+    node = builder.add("sum", value="0")
+    for step in filter(None, name.split("+")):
+        if step == "bias":
+            node = builder.add("add", node, builder.add("operand", value=step))
+        else:
+            node = builder.add(step, node)
+    return builder.graph([GraphOutput(node, "matrix", dtype)], [GraphOperand("bias", "row")])
 
 
 def by_sums_and_maxima(graph: EpilogueGraph) -> EpilogueGraph:

@@ -22,6 +22,9 @@ ROUNDINGS = {
     "exp": 4.0, "log": 4.0, "tanh": 8.0, "erf": 8.0, "sqrt": 2.0, "rsqrt": 4.0, "sigmoid": 8.0, "silu": 8.0,
     "gelu": 16.0, "divide": 2.0,
 }  # fmt: skip
+# What functions may be off besides where they are approximate: so many roundings of their argument, and gelu of results
+# of bfloat16 a share of itself, 1/8 of the rounding that follows.
+_APPROXIMATED, _APPROXIMATE, _SHORT_GELU = ("gelu", "silu", "sigmoid"), 16.0, 2.0**-11
 _EXACT = ("negative", "absolute", "relu", "rint", "minimum", "maximum", "where", "and", "or", "not", *COMPARISONS)
 _SLOPES = {"tanh": 1.0, "erf": 2 / math.sqrt(math.pi), "sigmoid": 0.25, "silu": 1.1, "gelu": 1.13}  # the largest
 _LARGEST = {row.name: row.largest for row in dtypes.DTYPES if row.largest}  # to which casts take what is larger
@@ -40,30 +43,44 @@ def evaluate(
     operands: Mapping[str, Any],
     errors: Sequence[Array | float] = (0.0, 0.0),
     unit: float = 0.0,
+    approximate: bool | None = None,
 ) -> list[Estimate]:
     """Return each output of a graph, (..., m, n) or (..., m, 1), before it is rounded to its type in memory.
 
     `sums` are arrays of float64 or longdouble, in which all is computed; `errors` bound how far a kernel's sums are
     from them, and `unit` is the unit roundoff of its arithmetic. An operand is a number or an array that broadcasts.
+    Where functions may be `approximate`, as those of results of 16 bits are on a device, their errors grow with their
+    arguments.
 
     >>> from gemmery.epilogues.graph import parse
     >>> evaluate(parse("sum:0;relu 0|1 matrix|"), [np.array([[-1.0, 2.0]])], {})[0].value
     array([[0., 2.]])
     """
     shape, wide = sums[0].shape, sums[0].dtype
+    real = sums[0].real.dtype
+    short = all(output.dtype and dtypes.get(output.dtype).size <= 2 for output in graph.outputs)
+    loose = 0.0 if not (short if approximate is None else approximate) or unit == 0 else _APPROXIMATE * unit
+    shorter = _SHORT_GELU * bool(loose) * (graph.outputs[0].dtype == "bf16")
     nodes: list[Estimate] = []
     with np.errstate(all="ignore"):
         for node in graph.nodes:
             if node.op == "sum":
                 total = sums[int(node.value)]
-                nodes.append(Estimate(total, np.broadcast_to(np.asarray(errors[int(node.value)], wide), shape)))
+                nodes.append(Estimate(total, np.broadcast_to(np.asarray(errors[int(node.value)], real), shape)))
             elif node.op in _LEAVES:
                 value = np.asarray(_leaf(node, operands, shape), wide)
                 # A kernel computes with a constant rounded to float32, if that is its arithmetic.
                 rounds = node.op == "constant" and unit > 2.0**-50
-                nodes.append(Estimate(value, np.abs(value - np.float32(value)) if rounds else np.zeros_like(value)))
+                error = np.abs(value - np.float32(value)) if rounds else np.zeros_like(value.real)
+                nodes.append(Estimate(value, error))
             else:
-                nodes.append(_apply(node, [nodes[i] for i in node.inputs], unit, shape))
+                inputs = [nodes[i] for i in node.inputs]
+                result = _apply(node, inputs, unit, shape)
+                if node.op in _APPROXIMATED and loose:
+                    loss = loose * (np.abs(inputs[0].value) + inputs[0].error)
+                    loss += shorter * (node.op == "gelu") * (np.abs(result.value) + result.error)
+                    result = result._replace(error=result.error + np.where(np.isfinite(loss), loss, 0))
+                nodes.append(result)
         shapes = {"matrix": shape, "column": (*shape[:-1], 1)}
         return [
             Estimate(*(np.broadcast_to(part, shapes[output.kind]) for part in nodes[output.node]))

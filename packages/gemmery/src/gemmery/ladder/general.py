@@ -78,8 +78,7 @@ def _known(tilings: Sequence[Tiling], side: int) -> Tiling:
 
 def _of_activation(problem: Problem) -> Problem:
     """Return the problem for the name of an instance: alpha, beta and a bias are values."""
-    parts = [part for part in problem.epilogue.split("+") if part not in ("", "bias")]
-    return problem._replace(epilogue="+".join(parts), scaled=False, precision="")
+    return problem._replace(epilogue=problem.activation, scaled=False, precision="")
 
 
 GENERAL = (

@@ -200,7 +200,7 @@ def _refuses_digits(problem: Problem) -> str:
         return in_groups(problem)
     if 1 in (problem.m, problem.n):
         return f"C is {problem.m} x {problem.n}: to split a matrix takes longer than to multiply it; use simt_pipelined"
-    if problem.epilogue.split("+")[-1] not in ("", "bias"):
+    if problem.activation:
         return f"activations are of floats, not of {problem.out}: apply {problem.epilogue} to the result"
     if dtypes.get(problem.out).kind not in "iub":
         return f"it writes whole numbers, not {problem.out}"

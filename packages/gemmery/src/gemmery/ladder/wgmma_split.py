@@ -139,7 +139,7 @@ def _refuses_depths(problem: Problem) -> str:
     """Refuse what has no place beside groups along k, and more of these than shared memory has ends of."""
     if problem.k_groups > MOST_ENDS:
         return f"k_groups={problem.k_groups}: a block keeps the ends of {MOST_ENDS}; take parts of them"
-    if "bias" in problem.epilogue or problem.scales == "outer":
+    if problem.has_bias or problem.scales == "outer":
         return "each product has its own sums over k, and no bias or factors of rows and columns: apply them afterwards"
     return wgmma.refuses_library(problem._replace(k_groups=0, scales=""))
 

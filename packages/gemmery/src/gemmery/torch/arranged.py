@@ -95,7 +95,7 @@ def codes_layer(x: Any, matrix: Any, factors: Any, bias: Any, activation: str | 
         where, (m, k), n = f"cuda:{x.get_device()}", x.shape, form.n
         size = 4 if out == "f32" else 2
         of_x, of_c = View(0, (m, k), (k, 1), kind, where), View(0, (m, n), (size * n, size), out, where)
-        name = epilogue_name(bias, activation)
+        name = epilogue_name(bias, activation, out)
         known = keep(table.calls, key, prepare_arranged(of_x, form, of_c, name, scaled=factors is not None))
     if isinstance(known, str):
         return None
@@ -302,7 +302,7 @@ def _prepare(x: Any, arranged: Any, form: Format, bias: Any, activation: str | N
         View(0, (rows, form.k), (2 * form.k, 2), dtype, where),
         form,
         View(0, (rows, form.n), (2 * form.n, 2), dtype, where),
-        epilogue_name(bias, activation),
+        epilogue_name(bias, activation, "f32"),
         invariant,
         groups,
     )

@@ -15,7 +15,7 @@ from torch import _C  # type: ignore[attr-defined,unused-ignore]
 from torch.autograd import forward_ad
 from torch.nn import functional
 
-from gemmery import api
+from gemmery import api, keywords
 from gemmery.api.options import check_activation
 from gemmery.errors import DeviceError, LayoutError, ShapeError
 from gemmery.tuples import NamedTuple
@@ -170,7 +170,7 @@ MATMUL = Formula(_keep_operands, _matmul_backward, bilinear)
 LINEAR = Formula(keep_layer, _linear_backward, _layer_with_tangents)
 
 
-ACTIVATIONS: dict[str, Any] = {"relu": functional.relu, "gelu": functional.gelu, "silu": functional.silu}
+ACTIVATIONS: dict[str, Any] = {name: getattr(functional, name) for name in keywords.ACTIVATIONS}
 
 
 def activated(x: Any, activation: Any) -> Any:

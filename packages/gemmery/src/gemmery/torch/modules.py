@@ -367,8 +367,7 @@ def _check_size(name: str, size: Any) -> None:
 
 def _check_options(activation: Any, precision: Any) -> None:
     """Raise ArgumentError unless a layer can have these options."""
-    if activation is not None:
-        check_activation(activation, "f32")
+    check_activation(activation, "f32")
     check_precision(precision)
 
 

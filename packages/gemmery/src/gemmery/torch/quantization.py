@@ -205,7 +205,7 @@ def _prepare(
         View(0, tuple(scales.shape), tuple(2 * each for each in scales.stride()), dtype, where),
         View(0, (rows, n), (2 * n, 2), dtype, where),
         bits,
-        epilogue_name(bias, activation),
+        epilogue_name(bias, activation, dtype),
     )
     return run if isinstance(run, str) else (run, (*x.shape[:-1], n))
 

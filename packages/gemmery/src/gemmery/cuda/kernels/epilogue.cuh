@@ -3,7 +3,7 @@
 #include "product.cuh"
 #include "traced.cuh"
 
-enum Epilogue { PLAIN = 0, SCALED = 1, BIAS = 2, RELU = 4, GELU = 8, SILU = 12, ACTIVATION = 12 };
+enum Epilogue { PLAIN = 0, SCALED = 1, BIAS = 2 };  // beside the functions of cuda/constants.py
 
 // The argument of a kernel with what its function reads behind it, and that part of it.
 template <class P> struct Traced : P, Operands {};
@@ -11,10 +11,11 @@ template <class P> __device__ __forceinline__ const Operands& operands_of(const 
   return static_cast<const Traced<P>&>(p);
 }
 
-template <int EPILOGUE, class S> __device__ __forceinline__ S activate(S x) {
-  if constexpr ((EPILOGUE & ACTIVATION) == RELU) return x < 0 ? S(0) : x;  // NaN stays NaN
-  if constexpr ((EPILOGUE & ACTIVATION) == GELU) return x * normcdf(x);
-  if constexpr ((EPILOGUE & ACTIVATION) == SILU) return x / (S(1) + exp(-x));
+// The operation of traced functions that has this code.
+template <int EPILOGUE, class Math = Precise, class S> __device__ __forceinline__ S activate(S x) {
+  if constexpr ((EPILOGUE & ACTIVATION) == RELU) return Math::relu(x);
+  if constexpr ((EPILOGUE & ACTIVATION) == GELU) return Math::gelu(x);
+  if constexpr ((EPILOGUE & ACTIVATION) == SILU) return Math::silu(x);
   return x;
 }
 

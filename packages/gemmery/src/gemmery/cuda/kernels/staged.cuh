@@ -85,7 +85,7 @@ __device__ __forceinline__ float sigmoid(float x) {
 }
 __device__ __forceinline__ float silu(float x) { return x * sigmoid(x); }
 
-// The operations of functions whose results all have 16 bits, by these approximations.
+// The operations of functions whose results all have 16 bits, and of activations, by these approximations.
 template <class Out> struct Approximate : Precise {
   static __device__ __forceinline__ float gelu(float x) { return gelu_of_half<Out>(0.5f * x); }
   static __device__ __forceinline__ float sigmoid(float x) { return ::sigmoid(x); }
@@ -346,6 +346,11 @@ __device__ __forceinline__ void add_bias(float (&v)[COUNT], const TmaProduct<T, 
   for (int i = 0; i < COUNT; ++i) v[i] += x[i / 4 * 2 + i % 2];
 }
 
+template <int EPILOGUE, class Out, int COUNT> __device__ __forceinline__ void activate_all(float (&v)[COUNT]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) v[i] = activate<EPILOGUE, Approximate<Out>>(v[i]);
+}
+
 // The steps of EPILOGUE on the sums of a piece. The usual ones have images of their own: to jump over the steps of
 // other products costs the fetch of instructions.
 template <int EPILOGUE, bool GROUPED, int COUNT, class T, class Out>
@@ -356,14 +361,11 @@ __device__ __forceinline__ void finish_piece(float (&v)[COUNT], const TmaProduct
   if (ASKS ? p.product.bias != nullptr : EPILOGUE & BIAS) add_bias<GROUPED>(v, p, at);
   const int activation = ASKS ? p.activation : EPILOGUE & ACTIVATION;
   if (activation == RELU) {
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) v[i] = ptx::max_nan(v[i], 0);
+    activate_all<RELU, Out>(v);
   } else if (activation == GELU) {
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) v[i] = gelu_of_half<Out>(0.5f * v[i]);
+    activate_all<GELU, Out>(v);
   } else if (activation == SILU) {
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) v[i] = silu(v[i]);
+    activate_all<SILU, Out>(v);
   }
 }
 

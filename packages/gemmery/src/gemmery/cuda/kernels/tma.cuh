@@ -13,7 +13,7 @@ template <class T, class Out> struct TmaProduct {
   const float* b_scale;
   const int* offsets;    // where groups end, of a grouped product
   long long a_scale_row, a_scale_k, b_scale_k, b_scale_col;  // in elements; 0: the same factor for all
-  int activation;        // the bits RELU, GELU, SILU of epilogue.cuh
+  int activation;        // the bits RELU, GELU, SILU of an EPILOGUE
   int mapped;            // 1: C is written by tensor copies; 0: by ordinary stores, of any strides
   int ahead;             // lines of each column of B that L2 is asked for while the launches before end; 0: none;
                          // -1: none, and the next launch may begin at once

@@ -142,10 +142,7 @@ __device__ __forceinline__ void store_block(const Product<T, Out>& p, Scaled sca
     if constexpr (EPILOGUE & BIAS) bias[i] = row + i < wide ? p.bias[first_bias + (rows + row + i) * p.bias_col] : 0;
   }
   auto result = [&](int j, int e, int i) {
-    const float x = scaled(j, e, i) + bias[i];
-    if constexpr ((EPILOGUE & ACTIVATION) == GELU) return gelu_of_half<Out>(0.5f * x);
-    if constexpr ((EPILOGUE & ACTIVATION) == SILU) return silu(x);
-    return activate<EPILOGUE>(x);
+    return activate<EPILOGUE, Approximate<Out>>(scaled(j, e, i) + bias[i]);
   };
   char* to = stage + lane % 4 * 2 * PITCH + row * SIZE;
 #pragma unroll

@@ -83,6 +83,30 @@ class GlobalRaces(Observer):
         opcode = machine.kernel.instructions[index].opcode
         touch = self.grid.writes if "bulk_group" in opcode.modifiers else self.grid.reads
         touch(index, addresses, threads, width, bool(self._atomic[index]))
+        if touch == self.grid.reads:
+            self._unfenced(index, *self.grid.ordered_writes(index, addresses, threads, width))
+
+    def _unfenced(self, index: int, stamps: Words, threads: Words, addresses: Words) -> None:
+        """Report a bulk copy of what threads stored without a fence.proxy.async since.
+
+        Of stores of another block only those of a kernel without such a fence are known to lack it.
+        """
+        then, second, _, _, one_block = self._pairs(threads, stamps)
+        fenced = self._clocks.fenced["global"]
+        rows = threads // self._machine.block_threads if len(fenced) > 1 else np.zeros_like(threads)
+        late = stamps >> self.grid.fields.clock_at > fenced[rows, second >> 5, second & 31]
+        fences = any("global" in spaces for spaces in self._orders.proxied)
+        late &= self._orders.stores[then] & (one_block | (not fences))
+        for other in np.unique(then[late]).tolist():
+            these = late & (then == other)
+            first = int(these.argmax())
+            thread, machine = int(threads[first]), self._machine
+            message = (
+                f"{messages.thread(machine, thread)} copies {messages.address(machine, 'global', int(addresses[first]))} "
+                f"by the async proxy, which was written at {messages.line_of(machine, other)} without a "
+                "fence.proxy.async since: put one after the store, before what orders the two"
+            )
+            self._collection.add(machine, "misuse", index, thread, int(these.sum()), message, other, strength=1)
 
     def fenced(self, machine: Machine, index: int, mask: Mask) -> None:
         if not (self._orders.hands_over and self._orders.fence[index]):

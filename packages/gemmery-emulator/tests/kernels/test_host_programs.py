@@ -99,6 +99,12 @@ def test_a_program(capfd):
          "device to host, but to the device's", 7),
         ("float* p; cudaMalloc(&p, 16); cudaFree(p); return cudaFree(p);", "free already", 1),
         ("float* p; cudaMalloc(&p, 16); p[1] = 3;", r"device memory \(p \(line 7\)\): copy it", 139),
+        ("int none = 0; int* p = &none; return 4 / *p;", "division of a whole number by zero", 136),
+        ("abort();", r"ended by abort\(\)", 134),
+        ("std::vector<int> x; return x.at(1);", r"ended by abort\(\)", 134),
+        ("volatile char x[64 << 20]; x[0] = 1; return x[0];", "its stack was full", 139),
+        ("static int (*f)(int) = [](int n) { volatile char x[4096]; x[n & 1] = 1; return f(n + 1) + x[0]; }; f(0);",
+         "its stack was full", 139),
         ("int* p = 0; cudaError_t e = cudaMalloc(&p, 1ull << 60); return e;", "", 2),
     ],
 )  # fmt: skip

@@ -40,6 +40,14 @@ from gemmery_emulator.run import EmulatedRun
 
 STOP = -(1 << 62)
 FAULT = 1 << 62  # marks the address of a fault of the host's
+OVERFLOW = "for its stack was full: an array that is too large for it belongs on the heap, and a recursion has to end"
+# How a program ends by a signal; an access outside of its memory is told by its address.
+ENDS = {
+    signal.SIGABRT: "by abort(): an assertion that does not hold, or an exception that nobody catches",
+    signal.SIGFPE: "by a division of a whole number by zero: compare the divisor first",
+    signal.SIGILL: "by a trap of the host's compiler: a function that should return a value may end without one",
+    **dict.fromkeys((signal.SIGSEGV, signal.SIGBUS), OVERFLOW),
+}
 INVALID, NO_MEMORY, CONFIGURATION, SYMBOL, DIRECTION, UNKNOWN = 1, 2, 9, 13, 21, 999  # CUDA's errors
 MEMORY = 8 << 30  # bytes of device memory, whatever the card has
 MOST_LAUNCHES = 100_000
@@ -381,6 +389,8 @@ def run_program(
         runtime.note(0, f"{name}: main() was ended after {seconds:g} seconds of its own code, without launches: {rest}")
     if fault.value & FAULT:
         runtime.note(0, _fault(runtime, fault.value & ~FAULT))
+    elif fault.value in ENDS:
+        runtime.note(0, f"{name}: main() ended {ENDS[fault.value]}")
     runs = tuple(runtime.totals.values())
     return ProgramRun(status, runs, runtime.launches, tuple(runtime.notes), runtime.clock if card else None)
 

@@ -26,6 +26,12 @@ SHORT_HELP = "Check .cu files for faults, as before a commit."
 SERVES = "Serve the emulator to an assistant (MCP)."
 _LAUNCH = re.compile(r"^\s*(?://|\*|/\*)\s*gemmery:\s*(.+?)(?:\s*\*/)?\s*$", re.MULTILINE)
 _PLACE = re.compile(r"([^\s:()]+\.(?:cu|cuh|h|hpp|cpp))[:(](\d+)[):]")
+_DEVICE_CODE = re.compile(r"__global__|<<\s*<")
+_ARGUMENT = re.compile(r"did not compile for \S+: (?:error: )?identifier \"(\w+)\" is undefined")
+_UNKNOWN = (
+    "was not compiled: the file does not tell the arguments of the template; launch it with those in a comment, "
+    "`// gemmery: -k \"{}<...>\" --grid 1 ...`"
+)
 KNOWN = {"-k": "kernel", "--kernel": "kernel", "-a": "arg", "--arg": "arg", "-o": "option", "--option": "option",
          "--grid": "grid", "--block": "block", "--shared": "shared", "--arch": "arch"}  # fmt: skip
 
@@ -37,6 +43,7 @@ class Fault:
     file: Path
     line: int
     message: str
+    counts: bool = True  # False for what was not checked, and why
 
     def __str__(self) -> str:
         return self.message if self.message.startswith(self.file.name) else f"{self.file}: {self.message}"
@@ -44,7 +51,7 @@ class Fault:
     def annotation(self) -> str:
         """The form in which an action of GitHub marks a line."""
         text = self.message.replace("%", "%25").replace("\n", "%0A")
-        return f"::error file={self.file},line={max(self.line, 1)}::{text}"
+        return f"::{'error' if self.counts else 'notice'} file={self.file},line={max(self.line, 1)}::{text}"
 
 
 def launches_of(text: str) -> list[dict[str, Any]]:
@@ -82,15 +89,17 @@ def _separated(word: str) -> list[str]:
 
 def faults_of(file: Path) -> Iterator[Fault]:
     """Run or compile what is in a file, and yield what is wrong with it."""
+    from gemmery_emulator.kernels.kernel import read_source
+
     try:
-        text = file.read_text(encoding="utf-8-sig", errors="replace")
+        text, _, _ = read_source(file)
         launches = launches_of(text)
         if launches:
             for launch in launches:
                 yield from _of_launch(file, launch)
-        elif re.search(r"^\s*(?:int|void|auto)\s+main\s*\(", text, re.MULTILINE) and "__global__" in text:
+        elif re.search(r"^\s*(?:int|void|auto)\s+main\s*\(", text, re.MULTILINE) and _DEVICE_CODE.search(text):
             yield from _of_program(file)
-        elif "__global__" in text:
+        else:
             yield from _of_kernels(file, text)
     except InstallError:
         raise
@@ -126,15 +135,24 @@ def _of_program(file: Path) -> Iterator[Fault]:
 
 
 def _of_kernels(file: Path, text: str) -> Iterator[Fault]:
-    from gemmery_emulator.kernels.kernel import compiled_kernel
+    from gemmery_emulator.kernels.kernel import NONE, compiled_kernel
     from gemmery_emulator.kernels.source_kernels import kernels_of
 
-    for instances in kernels_of(text, file.name, file.parent).values():
+    kernels = kernels_of(text, file.name, file.parent)
+    if not kernels:
+        yield Fault(file, 0, f"{file.name} {NONE}", counts=False)
+    for kernel, instances in kernels.items():
+        if not instances:
+            yield Fault(file, 0, f"{file.name}: {kernel} {_UNKNOWN.format(kernel)}", counts=False)
         for instance in instances:
             try:
                 compiled_kernel(text, file.name, file.parent, instance, "sm_90")
             except GemmeryError as error:
-                yield _fault(file, str(error))
+                name = _ARGUMENT.search(str(error))
+                if name and re.search(rf"<.*\b{name[1]}\b", instance):
+                    yield Fault(file, 0, f"{file.name}: {instance} {_UNKNOWN.format(kernel)}", counts=False)
+                else:
+                    yield _fault(file, str(error))
 
 
 def _fault(file: Path, message: str) -> Fault:
@@ -165,7 +183,7 @@ def _faults(files: list[Path], github: bool) -> int:
     count = 0
     for file in files:
         for fault in faults_of(file):
-            count += 1
+            count += fault.counts
             sys.stdout.write(f"{fault.annotation() if github else fault}\n")
             sys.stdout.flush()
     sys.stdout.write(f"{count} fault{'s' * (count != 1)} in {len(files)} file{'s' * (len(files) != 1)}\n")

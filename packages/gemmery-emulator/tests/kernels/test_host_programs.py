@@ -442,3 +442,13 @@ def test_the_command(tmp_path: Path):
     assert emulate(file, run=True, arg=["two", "three"])() == 3
     with pytest.raises(ArgumentError, match="--grid with --run"):
         emulate(file, run=True, grid="4")
+
+
+def test_kernels_and_functions_of_files_beside_the_program(tmp_path):
+    (tmp_path / "k.cu").write_text("__global__ void k(int* x) { *x += 4; }\nint three() { return 3; }\n")
+    main = "int *x; cudaMallocManaged(&x, 4); *x = three(); k<<<1, 1>>>(x); cudaDeviceSynchronize(); return *x - 7;"
+    file = tmp_path / "main.cu"
+    file.write_text(f"__global__ void k(int* x);\nint three();\nint main() {{ {main} }}\n")
+    program = host_runtime.run_program(file)
+    assert (program.status, program.launches, program.notes) == (0, {"k": 1}, ())
+    assert kernels_of(file.read_text(), file.name, tmp_path) == {}

@@ -27,7 +27,7 @@ from gemmery_emulator.arguments import BoundArguments
 from gemmery_emulator.kernels import host_part
 from gemmery_emulator.kernels.blas_calls import MAPPING, BlasCalls, UnmappedError
 from gemmery_emulator.kernels.device_heap import DeviceHeap
-from gemmery_emulator.kernels.device_part import SourceProgram, program_of
+from gemmery_emulator.kernels.device_part import program_of
 from gemmery_emulator.kernels.host_clock import SECONDS, HostClock
 from gemmery_emulator.kernels.kernel import CompiledKernel, compiled_kernel, read_source, run_launch
 from gemmery_emulator.kernels.kernel_run import KernelRun
@@ -364,12 +364,11 @@ def run_program(
     text, name, folder = read_source(source)
     others = tuple(each for each in options if each.endswith(host_part.OTHERS))
     device_options = tuple(each for each in options if each not in others)
-    program = program_of(text, name, device_options, folder, include.folders())
     if not re.search(r"\bmain\s*\(", text):
         raise CompileError(f"{name} has no main(): call its kernels by gm.emulate, or `gemmery emulate` without --run")
     runtime = Runtime(text, name, folder, arch, device_options, cards.card(card or arch.rstrip("af")), card, check)
     with host_part.build_folder() as into:
-        built = _linked(program, folder, options, Path(into))
+        runtime.text, built = _linked(text, name, folder, options, Path(into))
         if not hasattr(built, "main"):
             raise CompileError(f"{name} declares main() and has no body of it: pass its file, such as -o main.cpp")
         called = ctypes.CFUNCTYPE(ctypes.c_longlong, ctypes.c_char_p, ctypes.POINTER(ctypes.c_longlong), ctypes.c_int)
@@ -395,22 +394,30 @@ def run_program(
     return ProgramRun(status, runs, runtime.launches, tuple(runtime.notes), runtime.clock if card else None)
 
 
-def _linked(program: SourceProgram, folder: Path | None, options: Sequence[str], into: Path) -> ctypes.CDLL:
-    """The host part as a library, with the files of host code beside it that define what it lacks."""
-    known = list[str]()
-    beside = [each for ending in host_part.OTHERS for each in sorted(folder.glob(f"*{ending}"))] if folder else []
+def _linked(
+    text: str, name: str, folder: Path | None, options: Sequence[str], into: Path
+) -> tuple[str, ctypes.CDLL]:
+    """A program with the .cu files beside it that define what it lacks, and its host part as a library, with such files
+    of host code.
+    """
+    known, endings = list[str](), (*host_part.OTHERS, ".cu")
+    beside = [each for ending in endings for each in sorted(folder.glob(f"*{ending}"))] if folder else []
+    own = tuple(each for each in options if not each.endswith(host_part.OTHERS))
     while True:
+        program = program_of(text, name, own, folder, include.folders())
+        added = [each for each in known if not each.endswith(".cu")]
         try:
-            return ctypes.CDLL(str(host_part.library(program, folder, [*options, *known], into)))
+            return text, ctypes.CDLL(str(host_part.library(program, folder, [*options, *added], into)))
         except OSError as error:
             what = str(error).rpartition(": ")[2]
             mangled = re.match(r"_Z(\d+)(\w+)", what)
             lacked = mangled[2][: int(mangled[1])] if mangled else what
             defines = re.compile(rf"^(?:[\w ].*\b)?{re.escape(lacked)}\s*\([^;{{]*\)\s*\{{", re.MULTILINE)
             texts = {str(each): each.read_text(encoding="utf-8", errors="replace") for each in beside}
-            others = [each for each, text in texts.items() if defines.search(text) and "main(" not in text]
+            others = [each for each, other in texts.items() if defines.search(other) and "main(" not in other]
             if len(others) == 1 and others[0] not in known and others[0] not in options:
                 known += others
+                text += f'\n#include "{Path(others[0]).name}"\n' * others[0].endswith(".cu")
                 continue
             rest = "other files of the program are given as options, such as --option other.cpp"
             raise CompileError(f"the host part of {program.name} does not link: {what}; {rest}") from None

@@ -38,7 +38,7 @@ def kernels_of(text: str, name: str = "kernel.cu", folder: Path | None = None) -
     instances: dict[str, tuple[str, ...]] = {}
     values = _constants(text)
     overloads: dict[str, dict[str, Any]] = {}  # by parameters, the conditions of #if
-    for each in program.kernels(name):
+    for each in (it for it in program.kernels(name) if it.body[1]):  # others are declared alone
         alone = each.title.removesuffix("()")
         called = f"{each.scope}::{alone}" if each.scope else alone
         if "template" not in each.head:

@@ -16,6 +16,7 @@ from gemmery_emulator.kernels.command import emulate
 from gemmery_emulator.kernels.device_heap import DeviceHeap
 from gemmery_emulator.kernels.device_part import program_of
 from gemmery_emulator.kernels.host_part import host_texts
+from gemmery_emulator.kernels.source_kernels import kernels_of
 
 pytestmark = [
     pytest.mark.sampled(3),

@@ -28,7 +28,7 @@ from gemmery.cuda.choose.data import QUANTIZED
 from gemmery.cuda.weights import Format, arrange, problem_of
 from gemmery.errors import CompileError, RefusedError
 from gemmery.ladder.cuda import BY_WEIGHTS
-from gemmery.torch.arranged import multiply
+from gemmery.torch import arranged as by_torch
 from gemmery.torch.quantization import dequantize
 
 RUNG = BY_WEIGHTS[0]
@@ -39,6 +39,14 @@ ROWS = "1,4,16,32,64,128,256,512"
 CHECKED = "int4/128,int4/64,int4/32,int4_zeros/128,int4_zeros/32,int8/0,int8/128,int8/32,e4m3/0"
 FLOAT4 = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
 NAMES = dict(zip("ngbwsrx", ("tokens", "warpgroups", "blocks", "ways", "stages", "resident", "splits"), strict=True))
+
+
+def multiply(x, whole, form, bias, activation):
+    """Return activation(x W' + bias) for an arranged weight, as layers compute it."""
+    known = by_torch._known(x, whole, form, bias, activation)
+    if isinstance(known, str):
+        raise RefusedError(known)
+    return by_torch._run(x, whole, bias, known)
 
 
 def logical(form, seed=0):

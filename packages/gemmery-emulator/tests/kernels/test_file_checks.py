@@ -105,15 +105,17 @@ def test_damaged_files_of_arrays_are_refused(name, tmp_path):
         written_arguments.argument(f"{tmp_path / name}:k")
 
 
+F = "template <class T> __global__ void f(T* x) { *x = 1; }\n"
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("inline int f() { return 1; }", r"k\.cu has no kernel \(no __global__ function\): give a file that defines"),
-        ("template <class T> __global__ void f(T* x) { *x = 1; }", r"k\.cu: f was not compiled: .* -k \"f<\.\.\.>\""),
+        (F, r"k\.cu: f was not compiled: .* -k \"f<\.\.\.>\""),
         (
-            "template <class T> __global__ void f(T* x) { *x = 1; }\n"
-            "template <class scalar_t> void host(scalar_t* x) { f<scalar_t><<<1, 1>>>(x); }",
-            r"k\.cu: f<scalar_t> was not compiled",
+            F + "template <class scalar_t> void g(scalar_t* x) { f<scalar_t><<<1, 1>>>(x); }",
+            r"f<scalar_t> was not comp",
         ),
     ],
 )

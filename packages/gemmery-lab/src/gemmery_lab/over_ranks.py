@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -25,6 +24,7 @@ from gemmery.distributed.plan import RankEvent, gather_events, length, scatter_e
 from gemmery.errors import ArgumentError
 from gemmery_lab import asked, measurements
 from gemmery_lab.experiments import DISTRIBUTED
+from gemmery_lab.measure import timing
 from gemmery_lab.measure.record import Measurement, OnEvent, Run, ignore
 from gemmery_lab.measure.timing import Timing
 from gemmery_lab.measure.work import Work, numpy_dtype
@@ -70,7 +70,7 @@ class RankClock:
     def timing(self, functions: dict[str, Callable[[], Any]], seconds: float) -> dict[str, Timing]:
         """Time functions in turn, for about so many seconds in all."""
         samplers = {name: self.calls(function) for name, function in functions.items()}
-        times: dict[str, list[float]] = {name: [] for name in functions}
+        times: dict[str, dict[int, float]] = {name: {} for name in functions}
         spent = 0.0
         for turn in range(MOST_ROUNDS + 1):
             for name, once in samplers.items():
@@ -78,15 +78,10 @@ class RankClock:
                 slowest = self.slowest(once())
                 spent += slowest
                 if turn:  # the first one compiles
-                    times[name].append(slowest)
+                    times[name][turn] = slowest
             if turn >= LEAST_ROUNDS and spent > seconds:
                 break
-        timings = {}
-        for name, values in times.items():
-            values.sort()
-            p95 = values[int(0.95 * (len(values) - 1))]
-            timings[name] = Timing(statistics.median(values), values[0], p95, len(values))
-        return timings
+        return timing.tally(times).timings
 
 
 class TorchClock(RankClock):
@@ -153,7 +148,8 @@ class TorchClock(RankClock):
         x, w, tall, wide = make(part, n), make(n, part), make(n, part), make(part, n)
         full, rows, gathered = make(n, n), [part] * ranks, make(n, n)
         product: Any = gm.matmul
-        gather = partial(self.dist.all_gather_into_tensor, gathered, x)
+        by_torch = getattr(self.dist, "all_gather_single", None) or self.dist.all_gather_into_tensor  # before 2.13
+        gather = partial(by_torch, gathered, x)
         return {
             ALONE: partial(product, full, w),
             "gather alone": gather,

@@ -28,7 +28,6 @@ from gemmery_lab.measure.suite import ON_A_GPU, Suite, taking_part
 from gemmery_lab.measure.work import Work
 from gemmery_lab.measurements import TURNS, Opponent
 from gemmery_lab.on_cpu import in_force
-from gemmery_lab.passes import PASSES
 from gemmery_lab.session import PRODUCT, SUSTAINED_ABOVE, Session, Task, calls, contest, entrant, open_session
 
 LOSES = 0.97  # of the other's time
@@ -109,7 +108,7 @@ _PROCESS, _WITHOUT_BLAS = 2.0, 1e9
 
 def _new_shapes_seconds(work: Work, threads: int) -> float:
     """Return about how many seconds a work of `new_shapes` takes, in the fewest rounds."""
-    rests = 2 * PASSES * timing.IDLE_SECONDS * (threads > 1)
+    rests = 2 * processes.PASSES * timing.IDLE_SECONDS * (threads > 1)
     rival = 0 if work.dtype in ("f32", "f64") or not threads else processes.flops(work) / _WITHOUT_BLAS
     return (1 + 2 * LEAST) * (_PROCESS + rests + rival)
 
@@ -172,7 +171,13 @@ def _rivals(session: Session, suite: Suite, threads: int, requested: Sequence[st
 # An installed package has byte code on disk: without it, compiling gemmery's Python code would take 50 ms.
 _CLEARED = (*libraries.STEERING, "GEMMERY_", "PYTHONDONTWRITEBYTECODE")
 ROUNDS, LEAST = 9, 3  # rounds, and the least number of those with new shapes, however long they take
-_PASSES = "import sys; sys.path[:0] = {!r}; from gemmery_lab.passes import main; main({!r}, {!r}, {!r})"
+_PASSES = """
+import sys
+sys.path[:0] = {!r}
+import gemmery
+from gemmery_lab.measure.processes import run_new_shapes
+run_new_shapes(gemmery, {!r}, {!r}, {!r})
+"""
 Times = Mapping[str, list[float]]
 _OPERANDS = """
 import json, sys, time, numpy as np

@@ -346,7 +346,7 @@ def tune(
     changed = any(each.before != each.after for each in outcomes)
     if changed:
         journal.write(path, constants)
-    for file in (unfinished, *(() if changed else (path,))):
+    for file in (unfinished, *map(Path, tuned.older(target.described(host))), *(() if changed else (path,))):
         file.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # it is not there, or has other tables
         path.parent.rmdir()

@@ -23,7 +23,7 @@ from mutant import edited
 pytest.importorskip("cuda.bindings")
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from gemmery.distributed import arriving
+from gemmery.distributed import peers
 from gemmery.errors import RefusedError
 
 FILE = "wgmma_gathered.cu"
@@ -67,8 +67,8 @@ def on_devices(devices, rows, sending=f"{COPY} if (threadIdx.x == 0) {SIGNAL}", 
         for name, array in (("A", full), ("B", w.T), ("C", gemm.c), ("own", own), ("offsets", flags)):
             arrays[f"{name} of device {device}"] = array.reshape(-1).view(np.uint8)
     problem = problem_of(parts[0][0], "f16", "f16", "h200")
-    config = arriving.RUNG.resolve(problem.by_rows(), {**arriving.RUNG.default, **CONFIG})
-    geometry = arriving.gathering(problem.by_rows(), config, rows)
+    config = peers.RUNG.resolve(problem.by_rows(), {**peers.RUNG.default, **CONFIG})
+    geometry = peers.gathered_geometry(problem.by_rows(), config, rows)
     text = {FILE: nvrtc.text(FILE), **(texts or {})}
     text[FILE] += DEVICES.replace("SENDING", sending).replace("SCOPE", scope).replace("DEVICES", str(devices))
     kernel = geometry.kernel.replace("wgmma_gathered<", "on_devices<")
@@ -80,7 +80,7 @@ def on_devices(devices, rows, sending=f"{COPY} if (threadIdx.x == 0) {SIGNAL}", 
         at = {name: memory.address(f"{name} of device {device}") for name in ("A", "B", "C", "own", "offsets")}
         product = product_bytes(problem, geometry, gemm, at, 0)
         own = tensormap.encoded(at["own"], "float16", 128, (K, rows, 1), (2 * K, 2 * K * rows), (64, 64, 1), (1, 1, 1))
-        argument += product + own + arriving._TAIL.pack(device * rows, rows, 10**9)
+        argument += product + own + peers._TAIL.pack(device * rows, rows, 10**9)
         there = [memory.address(f"A of device {peer}") + device * rows * K * 2 for peer in range(devices)]
         there += [memory.address(f"offsets of device {peer}") for peer in range(devices)]
         sends += struct.pack(f"={2 * devices + 2}Q", at["own"], *there, rows * K)
@@ -150,7 +150,7 @@ def test_own_rows_come_first_and_then_those_of_the_rank_before():
     argument = bytearray(program.kernel.parameters[0].size)
     argument[128:144] = struct.pack("=4i", 4 * rows, 64, 64, 1)  # m, n, k, batch
     argument[220:224] = struct.pack("=i", 16)  # rows of tiles in a band
-    argument[768:] = arriving._TAIL.pack(begin, rows, 0)
+    argument[768:] = peers._TAIL.pack(begin, rows, 0)
     order = np.full(16, -1, np.int32)
     memory = memory_of({"rows": order.view(np.uint8)}, [program.kernel], {})
     argument = bytes(argument) + struct.pack("=Q", memory.address("rows"))
@@ -162,18 +162,18 @@ def test_own_rows_come_first_and_then_those_of_the_rank_before():
 
 def test_what_the_kernel_does_not_multiply_is_refused():
     problem = Problem(512, 256, 64, "bf16", "bf16", 1, "row", "col", device="h200", alignments=(16, 16, 16))
-    config = {**arriving.RUNG.resolve(problem, arriving.RUNG.default)}
-    assert arriving.gathering(problem, config, 256).kernel.startswith("wgmma_gathered<bf16")
+    config = {**peers.RUNG.resolve(problem, peers.RUNG.default)}
+    assert peers.gathered_geometry(problem, config, 256).kernel.startswith("wgmma_gathered<bf16")
     wide = {**config, "bm": 128, "bn": 256, "stages": 4, "band": 16, "blocks": 128}
-    bands = [arriving.gathering(problem._replace(m=2 * rows), wide, rows).band for rows in (1024, 384, 2048, 2560)]
+    bands = [peers.gathered_geometry(problem._replace(m=2 * rows), wide, rows).band for rows in (1024, 384, 2048, 2560)]
     assert bands == [8, 3, 16, 10]  # no band has rows of two pieces
     with pytest.raises(RefusedError, match="whole tiles"):
-        arriving.gathering(problem, config, 100)
+        peers.gathered_geometry(problem, config, 100)
     with pytest.raises(RefusedError, match="in place"):
-        arriving.gathering(problem._replace(alignments=(2, 16, 16)), config, 256)
+        peers.gathered_geometry(problem._replace(alignments=(2, 16, 16)), config, 256)
     large = problem._replace(m=8192, n=8192)
     with pytest.raises(RefusedError, match="must be free"):
-        arriving.gathering(large, {**config, "bm": 128, "bn": 128, "stages": 4, "blocks": 132}, 4096)
+        peers.gathered_geometry(large, {**config, "bm": 128, "bn": 128, "stages": 4, "blocks": 132}, 4096)
 
 
 def test_a_rank_launches_it_with_its_own_rows_where_they_lie(monkeypatch):
@@ -186,12 +186,12 @@ def test_a_rank_launches_it_with_its_own_rows_where_they_lie(monkeypatch):
     wide[:rows], wide[2 * rows :] = whole[:rows], whole[2 * rows :]  # not those of rank 1
     x, full, b, out = (card.put(each, "f16") for each in (whole[rows : 2 * rows], wide, w, np.zeros((4 * rows, n))))
     flags = card.put(np.array([1, 0, 1, 1]), "int32")
-    assert arriving.prepared({}, x, full, b.T, out, 1, (rows, rows, rows, rows - 1)) is None
+    assert peers.arriving_product({}, x, full, b.T, out, 1, (rows, rows, rows, rows - 1)) is None
     nothing = card.empty((k, 0), "f16"), card.empty((4 * rows, 0), "f16")
-    assert arriving.prepared({}, x, full, *nothing, 1, (rows,) * 4) is None
+    assert peers.arriving_product({}, x, full, *nothing, 1, (rows,) * 4) is None
     beside = card.put(whole[:rows], "f16", beside=2)  # of an address that no tensor map has
-    assert arriving.prepared({}, beside, full, b.T, out, 1, (rows,) * 4) is None
-    launch = arriving.prepared({}, x, full, b.T, out, 1, (rows,) * 4)
+    assert peers.arriving_product({}, beside, full, b.T, out, 1, (rows,) * 4) is None
+    launch = peers.arriving_product({}, x, full, b.T, out, 1, (rows,) * 4)
     launch(x, full, b.T, out, 0, flags.memory.pointer, 60.0)
     assert (card.launched, card.findings) == (["wgmma_gathered"], [])
     assert np.array_equal(out.numbers, whole.astype("f4") @ w.T.astype("f4"))

@@ -31,9 +31,8 @@ class Frame:
         self.owners += [create, get]
         functions = [ctypes.cast(function, ctypes.c_void_p).value for function in (create, get)]
         api = self.words(*[0] * 6, functions[0], 0, 0, 0, functions[1])
-        codes = {name: code for code, name in handler.DTYPES.items()}
         operands = [
-            self.words(48, 0, codes[name], address, len(shape), self.words(*shape))
+            self.words(48, 0, dtypes.get(name).xla, address, len(shape), self.words(*shape))
             for address, shape, name in (a, b, c)
         ]
         product = StaticProduct(a[1], b[1], a[2], c[2], transposed, precision)

@@ -85,8 +85,8 @@ def test_without_the_compiler_nothing_is_wrong_either(looked, monkeypatch):
     ],
 )
 def test_the_tile_unit_is_granted_or_it_is_said_what_to_do(monkeypatch, flags, granted, limit, value, advice):
-    features = frozenset(flags.split()) | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma", "f16c"}
-    monkeypatch.setattr(target, "_cpuinfo", lambda: ("a Xeon", features))
+    told = {"model name": "a Xeon", "flags": f"{flags} avx512f avx512bw avx512vl avx512dq avx2 fma f16c"}
+    monkeypatch.setattr(target, "_cpuinfo", lambda: told)
     monkeypatch.setattr(target, "_grants_tiles", lambda: granted)
     monkeypatch.setattr(target, "host", target.host.__wrapped__)
     monkeypatch.setenv("GEMMERY_ISA", limit)

@@ -4,11 +4,12 @@ import json
 
 import pytest
 
+import gemmery
 import gemmery_lab as lab
 import records
 from gemmery.errors import GemmeryError
-from gemmery_lab import measurements, passes, suites
-from gemmery_lab.measure import processes as shapes
+from gemmery_lab import measurements, suites
+from gemmery_lab.measure import processes
 from gemmery_lab.measure.processes import EMPTY, FIRST, MET, REST, WARM, WORST
 from gemmery_lab.measure.record import Run
 from gemmery_lab.measure.suite import load
@@ -22,38 +23,38 @@ WORK = Work(8, 8, 8, "f32", "f32", batch=3, seed=5)
 
 def test_the_shapes_are_the_same_in_every_process():
     work = Work(1024, 1024, 1024, "f32", "f32", batch=500, seed=5)
-    found = shapes.shapes(work)
-    assert found == shapes.shapes(work)
+    found = processes.shapes(work)
+    assert found == processes.shapes(work)
     assert len(found) == 500
     assert {side for shape in found for side in shape} <= set(range(1, 1025))
     assert min(map(min, found)) == 1
     assert max(map(max, found)) > 900
-    assert shapes.flops(work) == sum(2 * m * n * k for m, n, k in found)
+    assert processes.flops(work) == sum(2 * m * n * k for m, n, k in found)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "bf16", "int8"])
 def test_operands_have_the_shapes_and_the_type(dtype):
     work = Work(8, 8, 8, dtype, dtype, batch=3, seed=5)
-    found = shapes.pairs(work)
-    assert [(a.shape[0], b.shape[1], a.shape[1]) for a, b in found] == shapes.shapes(work)
+    found = processes.pairs(work)
+    assert [(a.shape[0], b.shape[1], a.shape[1]) for a, b in found] == processes.shapes(work)
     assert all(a.shape[1] == b.shape[0] and a.flags.c_contiguous and a.any() for a, b in found)
 
 
 def test_a_pass_sums_its_calls_and_knows_the_longest(monkeypatch):
     ticks = iter([0, 3, 10, 17, 20, 22])
-    monkeypatch.setattr(passes.time, "perf_counter_ns", lambda: next(ticks))
+    monkeypatch.setattr(processes.time, "perf_counter_ns", lambda: next(ticks))
     waited = []
-    total, worst = passes.one_pass(lambda a, b: None, [(1, 2)] * 3, lambda: waited.append(1))
+    total, worst = processes.one_pass(lambda a, b: None, [(1, 2)] * 3, lambda: waited.append(1))
     assert total == 12e-9
     assert worst == 7e-9
     assert len(waited) == 3
 
 
 def test_a_process_reports_each_pass(capsys):
-    passes.main(WORK.__dict__, "cpu", 0.0)
+    processes.run_new_shapes(gemmery, WORK.__dict__, "cpu", 0.0)
     found = json.loads(capsys.readouterr().out)
     assert {name for name, value in found.items() if not isinstance(value, list)} == {"first", "new", "worst"}
-    assert len(found["again"]) == len(found["rival"]) == passes.PASSES
+    assert len(found["again"]) == len(found["rival"]) == processes.PASSES
     assert 0 < found["worst"] <= found["new"]
 
 
@@ -88,7 +89,7 @@ def test_records_have_totals_and_their_parts(monkeypatch):
     assert rows["numpy", ""].seconds == 2.0
     assert {case for case, m in ours.items() if m.versus} == {EMPTY, WARM, MET, f"{WARM}, {REST}"}
     assert ours[WARM].versus["numpy"] == 1.0
-    assert ours[MET].flops == shapes.flops(WORK)
+    assert ours[MET].flops == processes.flops(WORK)
 
 
 def test_without_a_rival_there_are_times_alone(monkeypatch):

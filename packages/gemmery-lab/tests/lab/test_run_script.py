@@ -63,6 +63,17 @@ def test_a_missing_script_and_an_unknown_type(folder):
     done = gemmery(folder, "none.py", "--its-own")
     assert done.returncode == 2
     assert done.stderr.startswith("gemmery: script 'none.py': there is no such file")
+    (folder / "package").mkdir()
+    (folder / "package" / "__init__.py").touch()
+    for wrong in (["package"], ["-m", "package"], ["-m", "no.such.module"]):
+        done = gemmery(folder, *wrong)
+        assert done.returncode == 2
+        assert re.fullmatch(r"gemmery: (script|module) '.*'.*; give the path of .*\n", done.stderr), done.stderr
+    (folder / "runs.py").write_text("import runpy; runpy.run_module('nowhere')")
+    done = gemmery(folder, "runs.py")
+    assert done.returncode == 1
+    assert "runs.py" in done.stderr
+    assert done.stderr.endswith("No module named nowhere\ngemmery: no product of these types ran\n")
     done = gemmery(folder, "--types", "float128", "script.py")
     assert done.returncode == 2
     assert done.stderr.startswith("gemmery: --types: dtype 'float128'")

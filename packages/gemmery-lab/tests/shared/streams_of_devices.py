@@ -186,8 +186,6 @@ class Host:
         """Take PyTorch's place in gemmery.distributed.peers; `inside`: the gather is one launch."""
         from torch.distributed import _symmetric_memory
 
-        from gemmery.distributed import arriving
-
         def side(device):
             device.side = QueueOfDevice(self)
             self.names[device.side] = "the side stream"
@@ -209,14 +207,14 @@ class Host:
         fake = SimpleNamespace(cuda=cuda, add=add, sum=sum_of)
         for name, value in {"torch": fake, "_torch": fake, "multiply": self.multiply}.items():
             patch.setattr(peers, name, value)
-        patch.setattr(arriving, "prepared", self.launch_inside if inside else lambda *operands: None)
+        patch.setattr(peers, "arriving_product", self.launch_inside if inside else lambda *operands: None)
         patch.setattr(peers, "exchange", lambda group: lambda value: [value] * self.ranks)
         patch.setattr(peers, "timeout", lambda group: SimpleNamespace(total_seconds=lambda: 60))
         patch.setattr(_symmetric_memory, "empty", self._symmetric_memory)
         patch.setattr(_symmetric_memory, "rendezvous", self._rendezvous)
 
     def launch_inside(self, launches, own, full, w, out, rank, rows):
-        """Stand in for `arriving.prepared`: a launch that multiplies its own rows, then the others' as they come."""
+        """Stand in for `arriving_product`: a launch that multiplies its own rows, then the others' as they come."""
         ends = np.cumsum([0, *rows])
 
         def launch(x, full, w, out, stream, flags, limit):

@@ -176,8 +176,7 @@ def test_a_kernel_reads_packed_weights_on_a_device(bits, kernel, monkeypatch):
     from gemmery.cuda.weights import Format, arrange
 
     card, form = installed(monkeypatch), Format(40, 256, f"int{bits}", 128, "f16")
-    monkeypatch.setattr(quantization, "_stream_of", lambda device: 0)
-    monkeypatch.setattr(arranged, "_stream_of", lambda device: 0)
+    monkeypatch.setattr(arranged, "stream_of", lambda device: 0)
     packed, scales = gemmery.torch.quantize(draw(40, 256, dtype=torch.float16), bits, 128)
     codes = packed if bits == 8 else torch.stack((packed & 15, packed >> 4), -1).reshape(40, 256)
     whole = OnDevice(card, arrange(form, codes.view(torch.uint8), scales.view(torch.int16)))

@@ -37,6 +37,7 @@ class DType(NamedTuple):
     numpy: str  # PyTorch's name too, and that of ml_dtypes where NumPy has no such type
     stored: str  # NumPy's type of the same bits
     dlpack: int  # its code
+    xla: int  # its number in `XLA_FFI_DataType`
     llvm: str  # a complex element is two of these
     cpp: str = ""  # of kernels on devices
     ptx: str = ""  # in opcodes of products
@@ -49,25 +50,27 @@ class DType(NamedTuple):
 
 
 DTYPES = (
-    DType("f64", 8, "f", "f64", 2.0**-53, -1022, "float64", "float64", 2, "double", "double", "f64"),
-    DType("f32", 4, "f", "f32", 2.0**-24, -126, "float32", "float32", 2, "float", "float", "f32", "FLOAT32"),
-    DType("f16", 2, "f", "f32", 2.0**-11, -14, "float16", "float16", 2, "half", "f16", "f16", "FLOAT16"),
-    DType("bf16", 2, "f", "f32", 2.0**-8, -126, "bfloat16", "uint16", 4, "bfloat", "bf16", "bf16", "BFLOAT16"),
-    DType("complex64", 8, "c", "complex64", 2.0**-24, -126, "complex64", "complex64", 5, "float", "complex64"),
-    DType("complex128", 16, "c", "complex128", 2.0**-53, -1022, "complex128", "complex128", 5, "double", "complex128"),
-    DType("int8", 1, "i", "int32", 0.0, 0, "int8", "int8", 0, "i8", "i8", "s8", "UINT8"),
-    DType("int16", 2, "i", "int32", 0.0, 0, "int16", "int16", 0, "i16", "i16"),
-    DType("int32", 4, "i", "int32", 0.0, 0, "int32", "int32", 0, "i32", "int", "", "INT32"),
-    DType("int64", 8, "i", "int64", 0.0, 0, "int64", "int64", 0, "i64", "i64"),
-    DType("uint8", 1, "u", "uint32", 0.0, 0, "uint8", "uint8", 1, "i8", "u8", "u8"),
-    DType("uint16", 2, "u", "uint32", 0.0, 0, "uint16", "uint16", 1, "i16", "u16"),
-    DType("uint32", 4, "u", "uint32", 0.0, 0, "uint32", "uint32", 1, "i32", "u32"),
-    DType("uint64", 8, "u", "uint64", 0.0, 0, "uint64", "uint64", 1, "i64", "u64"),
+    DType("f64", 8, "f", "f64", 2.0**-53, -1022, "float64", "float64", 2, 12, "double", "double", "f64"),
+    DType("f32", 4, "f", "f32", 2.0**-24, -126, "float32", "float32", 2, 11, "float", "float", "f32", "FLOAT32"),
+    DType("f16", 2, "f", "f32", 2.0**-11, -14, "float16", "float16", 2, 10, "half", "f16", "f16", "FLOAT16"),
+    DType("bf16", 2, "f", "f32", 2.0**-8, -126, "bfloat16", "uint16", 4, 16, "bfloat", "bf16", "bf16", "BFLOAT16"),
+    DType("complex64", 8, "c", "complex64", 2.0**-24, -126, "complex64", "complex64", 5, 15, "float", "complex64"),
+    DType(
+        "complex128", 16, "c", "complex128", 2.0**-53, -1022, "complex128", "complex128", 5, 18, "double", "complex128"
+    ),
+    DType("int8", 1, "i", "int32", 0.0, 0, "int8", "int8", 0, 2, "i8", "i8", "s8", "UINT8"),
+    DType("int16", 2, "i", "int32", 0.0, 0, "int16", "int16", 0, 3, "i16", "i16"),
+    DType("int32", 4, "i", "int32", 0.0, 0, "int32", "int32", 0, 4, "i32", "int", "", "INT32"),
+    DType("int64", 8, "i", "int64", 0.0, 0, "int64", "int64", 0, 5, "i64", "i64"),
+    DType("uint8", 1, "u", "uint32", 0.0, 0, "uint8", "uint8", 1, 6, "i8", "u8", "u8"),
+    DType("uint16", 2, "u", "uint32", 0.0, 0, "uint16", "uint16", 1, 7, "i16", "u16"),
+    DType("uint32", 4, "u", "uint32", 0.0, 0, "uint32", "uint32", 1, 8, "i32", "u32"),
+    DType("uint64", 8, "u", "uint64", 0.0, 0, "uint64", "uint64", 1, 9, "i64", "u64"),
     # A product of bools is the "or" of "and"s: pairs are counted in uint32 and the counts compared with 0.
-    DType("bool", 1, "b", "uint32", 0.0, 0, "bool", "bool", 6, "i8", "flag"),
+    DType("bool", 1, "b", "uint32", 0.0, 0, "bool", "bool", 6, 1, "i8", "flag"),
     # Which devices of compute capability 9.0 multiply, and CPUs do not.
-    DType("e4m3", 1, "f", "f32", 2.0**-4, -6, "float8_e4m3fn", "uint8", 10, "i8", "e4m3", "e4m3", "UINT8"),
-    DType("e5m2", 1, "f", "f32", 2.0**-3, -14, "float8_e5m2", "uint8", 12, "i8", "e5m2", "e5m2", "UINT8"),
+    DType("e4m3", 1, "f", "f32", 2.0**-4, -6, "float8_e4m3fn", "uint8", 10, 20, "i8", "e4m3", "e4m3", "UINT8"),
+    DType("e5m2", 1, "f", "f32", 2.0**-3, -14, "float8_e5m2", "uint8", 12, 19, "i8", "e5m2", "e5m2", "UINT8"),
 )
 
 # Bytes of LLVM's types.

@@ -112,6 +112,12 @@ if TYPE_CHECKING:
         alpha: complex
         beta: complex
 
+    class StackOptions(GroupedOptions, total=False):
+        """Options of grouped_matmul with offsets."""
+
+        gather: Any
+        scatter: Any
+
 
 NAMES: dict[str, frozenset[str]] = {  # of the options of a function
     "matmul": MatmulOptions.__optional_keys__,

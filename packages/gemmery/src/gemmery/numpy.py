@@ -37,7 +37,7 @@ from gemmery.tuples import NamedTuple
 __all__ = ["DEFAULT", "install", "installed", "uninstall"]
 
 
-DEFAULT = ("float16", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
+DEFAULT = tuple(row.numpy for row in dtypes.BY_NAME.values() if row.kind in "iub" or row.name == "f16")
 _REPLACE = 30  # PyUFunc_ReplaceLoopBySignature in NumPy's table of ufuncs' functions, which only grows
 _CONJUGATES = ("vecdot", "vecmat")  # their complex products have the conjugate of the first operand
 _LEAST = 100  # multiply-adds of one product below which NumPy's loop takes less time than a kernel's call

@@ -463,6 +463,52 @@ def test_factors_of_blocks_write_rows_and_a_copy_turns_them(enqueued, strides, c
     assert run.addresses[7] == (64, 128, 0)
 
 
+@pytest.mark.parametrize("streams", [(1, 1, 2, 3), (1, 2, 3, 1), (1, 1, 2, 2), (1, 1, 1, 3), (1, 2, 2, 2)])
+def test_c_is_copied_between_what_the_streams_of_the_others_do(monkeypatch, streams):
+    """C of another stream is copied before the product adds to it, after copies of what lies there, and C may go."""
+    seen = {stream: set() for stream in streams}  # the work before the next one of each stream
+    before = {}
+
+    def put(name, stream):
+        before[name] = frozenset(seen[stream])
+        seen[stream].add(name)
+
+    class Adds:
+        workspace = 0
+
+        def __call__(self, *addresses):
+            put("product", addresses[3])
+
+    def copied(source, target, size, stream, ordinal):
+        put("c" if source == 1 << 20 else "b", stream)
+
+    a, b, out, c = (
+        View(place, (8, 8), (32, 4), "f32", "cuda:0", stream)
+        for place, stream in zip((1 << 18, (1 << 19) + 4, 1 << 19, 1 << 20), streams, strict=True)
+    )
+    served = prepared.TieredLaunch(arrange(a.shape, a.strides, b.shape, b.strides, (8, 8), (32, 4), 4), Adds())
+    monkeypatch.setattr(on_device, "scratch", lambda x, size: a._replace(pointer=1 << 21))
+    monkeypatch.setattr(on_device.ordered, "wait", lambda stream, other, _: seen[stream].update(seen[other]))
+    monkeypatch.setattr(on_device.ordered, "copy", copied)
+    for stream in seen:
+        put(f"earlier on {stream}", stream)
+    on_device.enqueue(served, device_operands.Inputs(a, b), out, (1.0, 1.0), c)
+    earlier = {f"earlier on {stream}" for stream in streams}
+    assert before["b"] >= {f"earlier on {streams[1]}"}
+    assert before["c"] == {*earlier, "b"}  # which lies where c is copied to
+    assert before["product"] == {*earlier, "b", "c"}
+    assert all(seen[stream] == {*earlier, "b", "c", "product"} for stream in streams)
+
+
+def test_what_is_copied_may_be_freed_on_its_stream(monkeypatch):
+    waits = []
+    monkeypatch.setattr(on_device.ordered, "wait", lambda stream, other, _: waits.append((stream, other)))
+    monkeypatch.setattr(on_device.ordered, "copy", lambda *_: waits.append("copy"))
+    source, target = (View(4096 * (i + 1), (8,), (4,), "f32", "cuda:0", i) for i in range(2))
+    on_device.copy(source, target)
+    assert waits == [(1, 0), "copy", (0, 1)]
+
+
 def test_memory_for_a_call_is_of_the_library_of_its_first_operand():
     """Tensors on the CPU stand in for those on a device: a view has what PyTorch allocates, converts and copies by."""
     torch = pytest.importorskip("torch")

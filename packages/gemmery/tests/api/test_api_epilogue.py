@@ -1,7 +1,9 @@
 """Products with an epilogue that is a Python function, against the graph in higher precision."""
 
 import functools
+import sys
 import threading
+import weakref
 
 import ml_dtypes
 import numpy as np
@@ -313,14 +315,16 @@ REFUSALS = [
     ({"epilogue": lambda c: c, "precision": "tf32"}, gm.ArgumentError, "CUDA device only"),
     ({"epilogue": lambda c: c, "semiring": "min_plus"}, gm.ArgumentError, "semiring= and epilogue= exclude each other"),
     ({"operands": {"up": 1.0}}, gm.ArgumentError, "those of epilogue="),
+    ({"operands": {}}, gm.ArgumentError, "those of epilogue="),
 ]
 
 
 @pytest.mark.many(3)
 @pytest.mark.parametrize(("options", "error", "words"), REFUSALS)
 def test_wrong_arguments_are_refused(options, error, words):
-    with pytest.raises(error, match=words):
-        gm.matmul(np.ones((2, 3)), np.ones((3, 4)), **options)
+    for call in (gm.matmul, gm.explain)[: 1 if "out" in options else 2]:
+        with pytest.raises(error, match=words):
+            call(np.ones((2, 3)), np.ones((3, 4)), **options)
 
 
 @pytest.mark.many(3)
@@ -358,6 +362,19 @@ def test_rows_of_a_batch_are_written_to_an_out_with_gaps():
     gm.matmul(a, b, epilogue=gm.relu, out=out[:, :200])
     np.testing.assert_array_equal(out[:, :200], np.maximum(gm.matmul(a, b), 0))
     assert (out[:, 200] == 7).all()
+
+
+def test_an_epilogue_may_be_deeper_than_the_stack_of_python():
+    def chained(c, self):
+        total = c
+        for _ in range(3 * sys.getrecursionlimit()):
+            total = total + 0.5
+        return total + self
+
+    function = gm.epilogue(chained)
+    a = np.array([[1.0, 2.0]])
+    assert gm.matmul(a, a.T, epilogue=function(self=3)) == 8 + 1.5 * sys.getrecursionlimit()
+    assert weakref.ref(function)() is function
 
 
 def test_explain_says_what_is_fused():

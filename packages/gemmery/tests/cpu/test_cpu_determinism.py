@@ -7,7 +7,7 @@ import pytest
 
 import probes
 from gemmery import dispatch
-from gemmery.cpu import pool, portable, target
+from gemmery.cpu import pool, target
 from gemmery.cpu.split import Unit
 from gemmery.cpu.target import host
 from operands import LAYOUTS, STORED, numpy_dtype, place, problem, random
@@ -116,7 +116,7 @@ def test_python_threads_compute_in_the_mode_of_the_caller():
         job = probes.modes(Unit(1, 1, 1e6)).job(view, view, view, 1, 0, gate.view, 2)
         opener = probes.opened(gate, 2)
         with floating_mode(change) as mode:
-            portable.run(job)
+            pool.run_on_python_threads(job)
         opener.join()
         assert (array & 0xFFC0 == mode & 0xFFC0).all()
 

@@ -200,7 +200,9 @@ def test_a_shape_that_comes_often_is_told_to_python_once(served):
     assert entry.counts()[0] == 1
 
 
-def test_limits_of_a_family_are_kept():
+@pytest.fixture
+def alone():
+    """The builtin matmul without a family, the calls that reach Python, which returns None, and the packed kernel."""
     gm.matmul(np.eye(2), np.eye(2))
     if not entry.active():
         pytest.skip("no compiled entry on this interpreter")
@@ -211,49 +213,37 @@ def test_limits_of_a_family_are_kept():
         calls.append(args)
 
     matmul, *_ = entry.builtins(FUNCTIONS | {"matmul": python}, DOCS)
-    launch = packed(Problem(2, 2, 2, "f32", "f32"), {})
-    try:
-        good = member(launch, (2, 4), (3, 5), (4, 6), 60.0)
-        entry.learn(Class(np.dtype(np.float32), "row"), "float", 2, [good])
-        for m, n, k in itertools.product(range(1, 6), range(2, 7), range(3, 8)):
-            calls.clear()
-            a, b = whole((m, k)), whole((k, n))
-            result = matmul(a, b)
-            fits = 2 <= m <= 4 and 3 <= n <= 5 and 4 <= k <= 6 and m * n * k <= 60
-            assert bool(calls) is not fits
-            assert result is None if calls else np.array_equal(result, a @ b)
-    finally:
-        entry.builtins(FUNCTIONS, DOCS)
-        entry.forget()
-
-
-def test_a_product_worth_several_threads_is_planned_when_it_comes_back():
-    gm.matmul(np.eye(2), np.eye(2))
-    if not entry.active():
-        pytest.skip("no compiled entry on this interpreter")
+    yield matmul, calls, packed(Problem(2, 2, 2, "f32", "f32"), {})
+    entry.builtins(FUNCTIONS, DOCS)
     entry.forget()
-    calls = []
 
-    def python(*args, **options):
-        calls.append(args)
 
-    matmul, *_ = entry.builtins(FUNCTIONS | {"matmul": python}, DOCS)
-    launch = packed(Problem(2, 2, 2, "f32", "f32"), {})
-    try:
-        entry.learn(Class(np.dtype(np.float32), "row"), "float", 2, [member(launch, work=100.0, most=1000.0)])
-        soon = entry_layout.SOON
-        for n, wanted in ((4, [0] * (soon + 1)), (8, [*[0] * (soon - 1), 1, 1]), (12, [*range(1, soon + 2)])):
-            a = whole((n, n))
-            seen = []
-            for _ in range(soon + 1):
-                result = matmul(a, a)
-                seen.append(len(calls))
-                assert result is None or np.array_equal(result, a @ a)
-            assert seen == wanted
-            calls.clear()
-    finally:
-        entry.builtins(FUNCTIONS, DOCS)
-        entry.forget()
+def test_limits_of_a_family_are_kept(alone):
+    matmul, calls, launch = alone
+    good = member(launch, (2, 4), (3, 5), (4, 6), 60.0)
+    entry.learn(Class(np.dtype(np.float32), "row"), "float", 2, [good])
+    for m, n, k in itertools.product(range(1, 6), range(2, 7), range(3, 8)):
+        calls.clear()
+        a, b = whole((m, k)), whole((k, n))
+        result = matmul(a, b)
+        fits = 2 <= m <= 4 and 3 <= n <= 5 and 4 <= k <= 6 and m * n * k <= 60
+        assert bool(calls) is not fits
+        assert result is None if calls else np.array_equal(result, a @ b)
+
+
+def test_a_product_worth_several_threads_is_planned_when_it_comes_back(alone):
+    matmul, calls, launch = alone
+    entry.learn(Class(np.dtype(np.float32), "row"), "float", 2, [member(launch, work=100.0, most=1000.0)])
+    soon = entry_layout.SOON
+    for n, wanted in ((4, [0] * (soon + 1)), (8, [*[0] * (soon - 1), 1, 1]), (12, [*range(1, soon + 2)])):
+        a = whole((n, n))
+        seen = []
+        for _ in range(soon + 1):
+            result = matmul(a, a)
+            seen.append(len(calls))
+            assert result is None or np.array_equal(result, a @ a)
+        assert seen == wanted
+        calls.clear()
 
 
 def test_a_job_is_as_long_as_compiled_code_expects():

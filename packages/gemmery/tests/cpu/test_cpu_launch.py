@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 import probes
-from gemmery.cpu import build, launch, pool, portable, split, target, workspace
+from gemmery.cpu import build, launch, pool, split, target, workspace
 from gemmery.cpu.split import Grid, Unit, grid
 from gemmery.problem import Problem
 from operands import place, random
@@ -183,7 +183,7 @@ def test_python_threads_give_the_same_bits(name, threads):
     first, second = (place(random((2, m, n), name, 3), name) for _ in range(2))
     kernel = build.packed(Problem(m, n, k, name, name, 2, scaled=True), {})
     kernel(a.view, b.view, first.view, alpha=2, beta=-1, threads=threads)
-    assert portable.run(kernel.job(a.view, b.view, second.view, 2, -1, None, threads)) == 0
+    assert pool.run_on_python_threads(kernel.job(a.view, b.view, second.view, 2, -1, None, threads)) == 0
     assert first.array.tobytes() == second.array.tobytes()
     assert second.untouched_around()
 
@@ -200,7 +200,7 @@ def test_python_threads_without_memory_write_nothing(monkeypatch):
     array, view = probes.zeros(1, 40, 40)
     job = probes.mark(Unit(1, 1, COSTLY), workspace=1 << 60).job(view, view, view, 1, 0, None, 4)
     with pytest.raises(MemoryError):
-        portable.run(job)
+        pool.run_on_python_threads(job)
     assert not array.any()
 
 
@@ -214,7 +214,7 @@ def test_python_threads_do_the_parts_of_a_helper_without_memory(monkeypatch):
         return borrowed(size)
 
     monkeypatch.setattr(workspace, "borrowed", scarce)
-    portable.run(probes.mark(Unit(1, 1, COSTLY), workspace=64).job(view, view, view, 1, 0, None, 4))
+    pool.run_on_python_threads(probes.mark(Unit(1, 1, COSTLY), workspace=64).job(view, view, view, 1, 0, None, 4))
     assert (array == 1).all()
 
 

@@ -113,8 +113,12 @@ BAD = {
     "no work at all": (text(worth=0), "damaged: 'worth' is 0"),
     "more than memory": (text(nc=1 << 40), "damaged: 'nc' is"),
     "of another version": (text({"version": "9.9"}, mc=48), f"for version 9.9, not {gm.__version__}"),
-    "of another layout": (text({"layout": 99}, mc=48), "for layout 99, not 1"),
-    "of another CPU": (text({"cpu": "Z80"}, mc=48), "for cpu Z80, not "),
+    "of another layout": (text({"layout": 99}, mc=48), "for layout 99, not 2"),
+    "of layout 1": (text({"layout": 1, "stepping": None}, mc=48), "for layout 1, not 2"),
+    "of another CPU": (text({"model": "Z80"}, mc=48), "for model Z80, not "),
+    "of earlier steppings": (text({"stepping": [-2, -1]}, mc=48), "for steppings -2 to -1, not "),
+    "of no stepping": (text({"stepping": 2}, mc=48), "damaged (TypeError"),
+    "of other instructions": (text({"instructions": "abacus"}, mc=48), "for instructions abacus, not "),
     "of other caches": (text({"l2": 1}, mc=48), "for l2 1, not "),
     "of another number of cores": (text({"cores": 999}, mc=48), "for cores 999, not "),
 }
@@ -130,6 +134,82 @@ def test_a_table_that_does_not_fit_is_named_once_and_ignored(place_of_table, con
     assert why in message
     assert "`gemmery tune` measures a new table" in message
     assert table() == ({}, "", message)
+
+
+def test_a_table_serves_a_range_of_steppings_whatever_the_cpu_is_called(place_of_table):
+    place_of_table.write_text(text({"stepping": [0, 999], "cpu": "Another Name"}, mc=48))
+    assert table().constants == {"mc": 48}
+
+
+def test_a_table_that_is_named_after_the_cpu_is_named_and_ignored(place_of_table):
+    old = place_of_table.with_name(tuned.older(target.described(host()))[0].rpartition(os.sep)[2])
+    assert old.name != place_of_table.name
+    old.write_text(text({"layout": 1}, mc=48))
+    with pytest.warns(RuntimeWarning, match=f"{old.name} is ignored: CPUs of several models are called"):
+        assert target.constants() == target.modeled(host())
+    place_of_table.write_text(text(mc=60))
+    assert table() == ({"mc": 60}, str(place_of_table), "")
+
+
+CPUINFO = """\
+processor\t: 0
+vendor_id\t: {vendor}
+cpu family\t: {family}
+model\t\t: {model}
+model name\t: {name}
+stepping\t: {stepping}
+flags\t\t: avx2 fma f16c avx512f avx512bw avx512vl avx512dq avx512_vnni avx512_bf16 {more}
+
+processor\t: 1
+stepping\t: 99
+"""
+ZEN4 = {"vendor": "AuthenticAMD", "family": 25, "model": 17, "name": "AMD EPYC", "stepping": 1, "more": ""}
+ZEN5 = {**ZEN4, "family": 26, "model": 2}
+XEON = {"vendor": "GenuineIntel", "family": 6, "model": 207, "name": "Intel(R) Xeon(R) Processor", "stepping": 2}
+XEON |= {"more": "avx512_fp16"}
+
+
+def told(monkeypatch, tmp_path, **of):
+    """The CPU of a machine that tells this."""
+    (tmp_path / "cpuinfo").write_text(CPUINFO.format(**of))
+    real = open
+    monkeypatch.setattr(
+        target, "open", lambda path, **how: real(str(path).replace("/proc", str(tmp_path), 1), **how), raising=False
+    )
+    monkeypatch.setattr(target, "_grants_tiles", lambda: True)
+    monkeypatch.setattr(target, "_caches", lambda: (48 << 10, 2 << 20, 0))
+    monkeypatch.setattr(config, "ON_ARM", False)
+    monkeypatch.setattr(target.platform, "machine", lambda: "x86_64")
+    monkeypatch.delenv("GEMMERY_ISA", raising=False)
+    return target.host.__wrapped__()
+
+
+def test_cpus_of_one_name_have_tables_apart(monkeypatch, tmp_path):
+    amx = {**XEON, "more": "avx512_fp16 amx_tile amx_bf16 amx_int8"}
+    machines = [told(monkeypatch, tmp_path, **of) for of in (ZEN4, ZEN5, XEON, amx, {**XEON, "model": 143})]
+    assert [(each.model, each.stepping, each.cpu) for each in machines[:3]] == [
+        ("AuthenticAMD 25 17", 1, "AMD EPYC"),
+        ("AuthenticAMD 26 2", 1, "AMD EPYC"),
+        ("GenuineIntel 6 207", 2, "Intel(R) Xeon(R) Processor"),
+    ]
+    monkeypatch.setattr(target, "cores", lambda: 2)
+    described = [target.described(each) for each in machines]
+    assert len({tuned.name(each) for each in described}) == len(described)
+    for each in described:
+        usual = target.modeled(machines[0])._asdict()
+        content = json.dumps({"gemmery": {"machine": tuned.versioned(each), "constants": {"mc": 48}}})
+        for other in described:
+            if other is each:
+                assert tuned.read(content, other, usual) == {"mc": 48}
+            else:
+                with pytest.raises(ValueError, match="it is for "):
+                    tuned.read(content, other, usual)
+
+
+def test_intels_cores_with_slow_products_of_bfloat16_widen_them_with_amx_or_without(monkeypatch, tmp_path):
+    dots = {of: told(monkeypatch, tmp_path, **{**XEON, "more": of}).has_bf16_dot for of in ("", "avx512_fp16")}
+    assert dots == {"": True, "avx512_fp16": False}
+    assert told(monkeypatch, tmp_path, **{**ZEN5, "more": "avx512_fp16"}).has_bf16_dot
 
 
 def test_a_variable_names_another_table_or_none(place_of_table, monkeypatch, tmp_path):

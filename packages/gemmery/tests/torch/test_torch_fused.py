@@ -133,6 +133,14 @@ def test_operands_may_have_the_names_of_gradients_and_sums():
     assert all(torch.allclose(a, b) for a, b in zip(grads, wanted, strict=True))
 
 
+def test_operands_may_have_the_names_of_what_is_multiplied():
+    layer = gemmery.torch.fused(lambda c, x, weight, self: c * x + weight * self)
+    a, b, x, weight = (torch.randn(s, requires_grad=True) for s in ((3, 4), (4, 5), (3, 5), (5,)))
+    total = layer(a, b, x=x, weight=weight, self=2)
+    assert torch.allclose(total, a @ b * x + weight * 2, atol=1e-5)
+    assert torch.allclose(torch.autograd.grad(total.sum(), x)[0], a @ b, atol=1e-5)
+
+
 def test_operands_broadcast_over_a_batch():
     layer, x, w = gemmery.torch.fused(lambda c, b: c + b), torch.ones(2, 3, 4), torch.ones(4, 5)
     for shape in ((3, 1), (3, 5), (1, 5), (1, 1, 5), (2, 1, 1)):

@@ -101,10 +101,10 @@ class GlobalRaces(Observer):
             these = late & (then == other)
             first = int(these.argmax())
             thread, machine = int(threads[first]), self._machine
+            where, at = messages.address(machine, "global", int(addresses[first])), messages.line_of(machine, other)
             message = (
-                f"{messages.thread(machine, thread)} copies {messages.address(machine, 'global', int(addresses[first]))} "
-                f"by the async proxy, which was written at {messages.line_of(machine, other)} without a "
-                "fence.proxy.async since: put one after the store, before what orders the two"
+                f"{messages.thread(machine, thread)} copies {where} by the async proxy, which was written at {at} without "
+                "a fence.proxy.async since: put one after the store, before what orders the two"
             )
             self._collection.add(machine, "misuse", index, thread, int(these.sum()), message, other, strength=1)
 

@@ -59,11 +59,9 @@ _ERROR = re.compile(r"(?:^|: )([^\s()]+)\((\d+)\): (?:catastrophic )?error:? ?(.
 _NEWER = re.compile(r"error: \"auto\" is not allowed here|\"(?:concept|requires|consteval)\"")  # what C++20 has
 # The bytes of containers of the host, by 8, as GCC's library has them: members of types that kernels take.
 _WORDS = {
-    **{"vector": 3, "string": 4, "list": 3, "deque": 10, "queue": 10, "stack": 10, "function": 4, "mutex": 5},
-    **dict.fromkeys(("map", "set", "multimap", "multiset"), 6),
-    **dict.fromkeys(("unordered_map", "unordered_set"), 7),
-    **{"unique_ptr": 1, "shared_ptr": 2, "weak_ptr": 2, "thread": 1},
-}
+    "vector": 3, "string": 4, "list": 3, "deque": 10, "queue": 10, "stack": 10, "map": 6, "set": 6, "multimap": 6,
+    "unordered_map": 7, "unordered_set": 7, "function": 4, "mutex": 5, "thread": 1, "unique_ptr": 1, "shared_ptr": 2,
+}  # fmt: skip
 _OF_TYPE = re.compile(r"\b__(?:host|device)__\b")
 _NUMBER = re.compile(r"(?<!constexpr )\b(const)\s+(?:float|double)\s+\w+\s*=(?!=)")
 # A condition that a macro makes true: X, defined(X), X == 2.

@@ -30,7 +30,7 @@ _DEVICE_CODE = re.compile(r"__global__|<<\s*<")
 _ARGUMENT = re.compile(r"did not compile for \S+: (?:error: )?identifier \"(\w+)\" is undefined")
 _UNKNOWN = (
     "was not compiled: the file does not tell the arguments of the template; launch it with those in a comment, "
-    "`// gemmery: -k \"{}<...>\" --grid 1 ...`"
+    '`// gemmery: -k "{}<...>" --grid 1 ...`'
 )
 KNOWN = {"-k": "kernel", "--kernel": "kernel", "-a": "arg", "--arg": "arg", "-o": "option", "--option": "option",
          "--grid": "grid", "--block": "block", "--shared": "shared", "--arch": "arch"}  # fmt: skip

@@ -2,26 +2,33 @@
 
 A kernel's body becomes a call that hands its arguments to Python, functions of the device alone are left out, and
 `k<<<grid, block>>>(x)` becomes `(configure(grid, block), k(x))`. So overloads, template arguments and conversions are
-the host compiler's, as they are nvcc's. Lines keep their numbers.
+the host compiler's, as they are nvcc's. Lines keep their numbers. Its names of allocations, variables and instances of
+templates, and the time that it takes for itself, are here too.
 """
 
 from __future__ import annotations
 
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
+from threading import Event, Thread, get_ident
+from time import perf_counter
 
 from gemmery.cuda import include
-from gemmery.errors import CompileError, InstallError
+from gemmery.errors import CompileError, EmulationError, InstallError
 from gemmery_emulator.kernels.declarations import Declaration, Source, blanked, function_of, marks
 from gemmery_emulator.kernels.device_part import SourceProgram
 from gemmery_emulator.kernels.source_kernels import parameter_name
 
+SECONDS = 60.0  # of the host part's own code, without launches and copies
 OTHERS = (".cpp", ".cc", ".cxx", ".c")  # endings of files that have host code alone
 COMPILERS = ("g++", "clang++", "c++")
 # The headers of CUDA that are here, by the file that stands for them.
@@ -244,3 +251,88 @@ def _shortened(words: str) -> str:
 def build_folder() -> tempfile.TemporaryDirectory[str]:
     """A folder for one program."""
     return tempfile.TemporaryDirectory(prefix="gemmery-")
+
+
+# ---- its names ----
+
+
+def allocation_name(name: str, line: int) -> str:
+    """The name of an allocation: "d_a (line 12)" of "(void**)&d_a, n * sizeof(float)"."""
+    first = re.sub(r"^\s*\([^()]*\*\s*\)|^\s*(reinterpret_cast|static_cast)\s*<[^>]*>", "", name)
+    words = re.findall(r"[A-Za-z_]\w*", first.partition(",")[0])
+    return f"{words[-1] if words else 'memory'} (line {line})"
+
+
+def plain(symbol: str) -> str:
+    """The last name in a symbol of a variable: "table" of "_ZN3lab5tableE"."""
+    piece, at = symbol, re.match(r"_Z(?:N|L|NL)?", symbol)
+    if at is None:
+        return symbol
+    rest = symbol[at.end() :]
+    while match := re.match(r"L?(\d+)", rest):
+        size = int(match[1])
+        piece, rest = rest[match.end() : match.end() + size], rest[match.end() + size :]
+    return piece if rest in ("", "E") and not symbol.startswith("_ZN4cuda") else symbol
+
+
+def instance(name: str, parameters: Sequence[str], pretty: str) -> str:
+    """A kernel's name with the arguments of its template, which a compiler of C++ writes after a function's name.
+
+    >>> instance("f", ["T", "N"], "void f(T*) [with T = float; int N = 4]")
+    'f<float, 4>'
+    """
+    if not any(parameters):
+        return name
+    inside = pretty[pretty.rindex("[") :].removeprefix("[with ").removeprefix("[").removesuffix("]")
+    values = []
+    for place, parameter in enumerate(parameters, 1):
+        called = rf"\b{parameter}" if parameter else f"<template-parameter-1-{place}>"
+        piece = re.search(rf"(?:^|[;,] )[^;=]*?{called} = (.*?)(?=; |, \w+ = |$)", inside)
+        if not piece or "lambda" in piece[1]:
+            raise EmulationError(f"{pretty}: an argument of the template has no name that another compiler knows")
+        values.append(piece[1].removeprefix("{").removesuffix("}"))
+    return f"{name}<{', '.join(value for value in values if value)}>"
+
+
+# ---- its time ----
+
+
+@dataclass
+class HostClock:
+    """Runs while the host part's own code does."""
+
+    own: float = 0.0  # seconds up to ...
+    since: float | None = field(default_factory=perf_counter)  # ... when the code went on; None in a call
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the host part's own code."""
+        since = self.since
+        return self.own + (perf_counter() - since if since is not None else 0)
+
+    def pause(self) -> None:
+        """A call begins."""
+        self.own, self.since = self.seconds, None
+
+    def proceed(self) -> None:
+        """A call ends."""
+        self.since = perf_counter()
+
+    @contextmanager
+    def watched(self, seconds: float) -> Iterator[None]:
+        """Send this thread a signal again and again, once the host part's own code has run for `seconds`."""
+        thread, done, seconds = get_ident(), Event(), max(seconds, 0.05)  # so that the program has its handler by then
+
+        def watch() -> None:
+            while not done.wait(0.005 if self.seconds > seconds else min(0.2, seconds)):
+                if self.seconds > seconds:
+                    signal.pthread_kill(thread, signal.SIGVTALRM)
+
+        watcher = Thread(target=watch, daemon=True)
+        self.proceed()
+        watcher.start()
+        try:
+            yield
+        finally:
+            done.set()
+            watcher.join()

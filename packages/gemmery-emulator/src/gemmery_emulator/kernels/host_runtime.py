@@ -28,11 +28,10 @@ from gemmery_emulator.kernels import host_part
 from gemmery_emulator.kernels.blas_calls import MAPPING, BlasCalls, UnmappedError
 from gemmery_emulator.kernels.device_heap import DeviceHeap
 from gemmery_emulator.kernels.device_part import program_of
-from gemmery_emulator.kernels.host_clock import SECONDS, HostClock
+from gemmery_emulator.kernels.host_part import SECONDS, HostClock, allocation_name, instance, plain
 from gemmery_emulator.kernels.kernel import CompiledKernel, compiled_kernel, read_source, run_launch
 from gemmery_emulator.kernels.kernel_run import KernelRun
 from gemmery_emulator.kernels.launch_checks import architecture
-from gemmery_emulator.kernels.program_names import allocation_name, instance, plain
 from gemmery_emulator.kernels.programs import refusal
 from gemmery_emulator.machine import Dims, LaunchConfig
 from gemmery_emulator.ptx import Variable
@@ -394,9 +393,7 @@ def run_program(
     return ProgramRun(status, runs, runtime.launches, tuple(runtime.notes), runtime.clock if card else None)
 
 
-def _linked(
-    text: str, name: str, folder: Path | None, options: Sequence[str], into: Path
-) -> tuple[str, ctypes.CDLL]:
+def _linked(text: str, name: str, folder: Path | None, options: Sequence[str], into: Path) -> tuple[str, ctypes.CDLL]:
     """A program with the .cu files beside it that define what it lacks, and its host part as a library, with such files
     of host code.
     """

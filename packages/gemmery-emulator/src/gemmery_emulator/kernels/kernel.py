@@ -21,8 +21,8 @@ from gemmery_emulator.arguments import BoundArguments, bound, resident
 from gemmery_emulator.findings import Finding
 from gemmery_emulator.kernels.kernel_run import KernelRun, with_page
 from gemmery_emulator.kernels.launch_checks import Sides, architecture, argument, dims, steps, type_error
-from gemmery_emulator.kernels.project import as_nvcc_reads
 from gemmery_emulator.kernels.programs import listed, parsed, prepared, refusal
+from gemmery_emulator.kernels.project import as_nvcc_reads
 from gemmery_emulator.kernels.python_kernels import FORMS, launch_of
 from gemmery_emulator.lockstep import LIMIT
 from gemmery_emulator.lower import LoweredKernel

@@ -36,7 +36,7 @@ def kernels_of(text: str, name: str = "kernel.cu", folder: Path | None = None) -
     """
     program = program_of(text, name, (), folder, include.folders())
     instances: dict[str, tuple[str, ...]] = {}
-    values = _constants(text)
+    of_file, values = program.by_name.keys() | program.macros.keys(), _constants(text)
     overloads: dict[str, dict[str, Any]] = {}  # by parameters, the conditions of #if
     for each in (it for it in program.kernels(name) if it.body[1]):  # others are declared alone
         alone = each.title.removesuffix("()")
@@ -49,7 +49,6 @@ def kernels_of(text: str, name: str = "kernel.cu", folder: Path | None = None) -
             instances[called] = tuple(of_name) if len(of_name) > 1 else (called,)
         elif re.search(r"\btemplate\s*<\s*[^>\s]", each.source.text[each.start : each.stop]):
             launched = re.findall(rf"\b{alone}\s*(<[^;{{}}()]*?>)\s*<<\s*<", text)
-            of_file = program.by_name.keys() | program.macros.keys()
             known = (WORD.sub(lambda word: _constant(word[0], of_file, values), each) for each in launched)
             instances[called] = tuple(dict.fromkeys(f"{called}{' '.join(each.split())}" for each in known))
     return instances

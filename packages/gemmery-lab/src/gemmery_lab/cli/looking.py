@@ -326,6 +326,8 @@ def run(
             script.run(target, arguments or (), names, module)
         except SystemExit as end:
             code = end.code
+        except script.UnrunnableError:
+            raise
         except Exception:
             traceback.print_exc()
             code = 1

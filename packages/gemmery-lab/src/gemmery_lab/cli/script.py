@@ -7,15 +7,21 @@ import runpy
 import sys
 import time
 from collections.abc import Sequence
+from traceback import walk_tb
 
 import numpy as np
 
 from gemmery import numpy as installing
+from gemmery.errors import ArgumentError
 from gemmery.numpy import ProductCount
 from gemmery.tuples import NamedTuple
 
 _MOST_WORK = 1 << 24  # multiply-adds of a sample, 10 to 60 ms in NumPy's loops; larger products are cut along m
 _BUDGET = 2.0  # s that all samples may take; classes with the most work come first
+
+
+class UnrunnableError(ArgumentError):
+    """What `gemmery run` was asked to run is neither a script nor a module."""
 
 
 class TimedCount(NamedTuple):
@@ -29,6 +35,8 @@ def run(target: str, arguments: Sequence[str], types: Sequence[str], as_module: 
     """Run a script, or a module by name, as Python does, and count its products for `summary`.
 
     `types` are element types beside those of `gemmery.numpy.DEFAULT`. Exceptions of the script pass through.
+
+    Raises UnrunnableError for what Python finds no code of.
     """
     installing.install([*installing.DEFAULT, *types])
     sys.argv[:] = [target, *arguments]
@@ -40,6 +48,13 @@ def run(target: str, arguments: Sequence[str], types: Sequence[str], as_module: 
         else:
             sys.path.insert(0, os.path.dirname(os.path.abspath(target)))
             runpy.run_path(target, run_name="__main__")
+    except ImportError as error:
+        if any(frame.f_globals.get("__name__") not in (__name__, "runpy") for frame, _ in walk_tb(error.__traceback__)):
+            raise
+        raise UnrunnableError(
+            f"{'module' if as_module else 'script'} {target!r}: {error}; give the path of a script or of a folder with "
+            "__main__.py, or -m and the name of a module that Python finds"
+        ) from error
     finally:
         installing.count(False)
         installing.uninstall()

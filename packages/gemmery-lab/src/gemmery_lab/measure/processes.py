@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +16,8 @@ FIRST, REST, WORST = "first product", "after the first product", "worst later ca
 CASES = (EMPTY, WARM, MET)  # totals over all shapes
 COMPARED = (EMPTY, WARM, f"{WARM}, {REST}", MET)  # cases that are compared with the rival's total
 Pairs = Sequence[tuple[Any, Any]]
+PASSES = 5  # over all shapes once they are known, in turn with the rival
+LONG = 0.5  # seconds of a pass from which it is not repeated
 
 
 def shapes(work: Work) -> list[tuple[int, int, int]]:
@@ -42,6 +47,48 @@ def pairs(work: Work, convert: Callable[[Any], Any] = lambda array: array) -> Pa
 def flops(work: Work) -> int:
     """Return the operations of all products."""
     return sum(2 * m * n * k for m, n, k in shapes(work))
+
+
+def run_new_shapes(ours: Any, work: dict[str, Any], device: str, rest: float) -> None:
+    """Run every product of `work` on "cpu" or a GPU, "cuda:0", then again in turn with a rival; print JSON of seconds.
+
+    `ours` is the package gemmery, whose import is outside the clock: the suite first_call times it. `rest` is a pause
+    before each repeated pass.
+    """
+    if device != "cpu":
+        from gemmery_lab.measure.torch_operands import new_shapes
+
+        convert, theirs, wait = new_shapes(work["dtype"], device)
+        products = pairs(Work(**work), convert)
+    else:
+        import numpy as np
+
+        products, theirs, wait = pairs(Work(**work)), np.matmul, lambda: None  # a product on the CPU has its result
+    theirs(*products[0])
+    wait()
+    ours.matmul  # noqa: B018 (loads the entry)
+    first, _ = one_pass(ours.matmul, products[:1], wait)
+    new, worst = one_pass(ours.matmul, products, wait)
+    again: list[float] = []
+    rival: list[float] = []
+    for _ in range(PASSES):
+        for function, passes in ((ours.matmul, again), (theirs, rival)):
+            time.sleep(rest)
+            if not passes or passes[-1] < LONG:
+                passes.append(one_pass(function, products, wait)[0])
+    sys.stdout.write(json.dumps({"first": first, "new": new, "worst": worst, "again": again, "rival": rival}) + "\n")
+
+
+def one_pass(function: Callable[[Any, Any], object], pairs: Pairs, wait: Callable[[], object]) -> tuple[float, float]:
+    """Return the seconds of all products, each until its result is there, and those of the longest."""
+    total = worst = 0
+    for a, b in pairs:
+        start = time.perf_counter_ns()
+        function(a, b)
+        wait()
+        elapsed = time.perf_counter_ns() - start
+        total, worst = total + elapsed, max(worst, elapsed)
+    return total / 1e9, worst / 1e9
 
 
 COLD_CACHE, WARM_CACHE = "gm.matmul, cold cache", "gm.matmul, warm cache"  # kernels of records

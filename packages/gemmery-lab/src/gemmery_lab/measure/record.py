@@ -189,9 +189,9 @@ def cpu_machine() -> MachineRecord:
     if libraries.steering():  # that of the rival NumPy, which ignores variables that choose other kernels
         with libraries.RivalProcess(libraries.find("numpy"), threads=1) as numpy:
             blas = numpy.runs.partition(", ")[2]
-    model = jit.host_cpu().replace("znver", "amd-zen")
+    model, without = jit.host_cpu().replace("znver", "amd-zen"), "-without-amx" * host.hides_tiles
     return MachineRecord(
-        name=_file_safe(f"{model}-{host.isa}-{cores}c"),
+        name=_file_safe(f"{model}-{host.isa}{without}-{cores}c"),
         cpu=host.cpu,
         isa=host.isa,
         cores=cores,

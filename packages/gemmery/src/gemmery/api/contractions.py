@@ -242,12 +242,11 @@ def _einsum(
     if len(factors) > 2:
         if options.dtype is None and len({x.dtype for x in views}) > 1 and all(x.device == "cpu" for x in views):
             keywords = {**keywords, "dtype": get(functools.reduce(promoted, (x.dtype for x in views))).numpy}
-        for places in subscripts.path(terms, [x.shape for x in views], letters, optimize)[:-1]:
+        steps = iter(subscripts.path(terms, [x.shape for x in views], letters, optimize)[:-1])
+        while len(factors) > 2:
+            places = next(steps, (0, 1))  # a path may leave several to its last step
             some = [factors[place] for place in places]
             factors = [factor for place, factor in enumerate(factors) if place not in places]
-            factors.append(merged(some, {*letters, *itertools.chain(*(factor.labels for factor in factors))}, keywords))
-        while len(factors) > 2:  # a path may leave several to its last step
-            some, factors = factors[:2], factors[2:]
             factors.append(merged(some, {*letters, *itertools.chain(*(factor.labels for factor in factors))}, keywords))
     result = sum_of_products(factors, letters, keywords, out)
     return result if order == "K" or out is not None else in_order(result, order)

@@ -12,7 +12,7 @@ import numpy as np
 from gemmery import arrays, config, display, dtypes
 from gemmery.api import array_libraries, opaque, products, semirings
 from gemmery.api.compute import prepared_for, types_of
-from gemmery.api.options import epilogue, only_on_devices, record, result_types, thread_count
+from gemmery.api.options import check_operands, epilogue, only_on_devices, record, result_types, thread_count
 from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, view
 from gemmery.cpu import threads as cpu_threads
@@ -163,6 +163,7 @@ def explain(a: Any, b: Any, **keywords: "Unpack[MatmulOptions]") -> Explanation:
         fused = finished.explained(a, b, options)
         plain: Any = {name: value for name, value in keywords.items() if name not in ("epilogue", "operands")}
         return replace(explain(a, b[0] if isinstance(b, tuple) else b, **plain), fused=fused)
+    check_operands(options.operands)
     if type(b) in array_libraries.QUANTIZED:
         from gemmery.api.quantized_products import treatment
 

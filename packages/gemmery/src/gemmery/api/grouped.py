@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gemmery.keywords import Foreign, GroupedOptions, Out, Plain
+    from gemmery.keywords import Foreign, GroupedOptions, Out, Plain, StackOptions
 
 _QUANTIZED = array_libraries.QUANTIZED
 _BLOCK = 128  # of k, that has a factor of its own
@@ -38,37 +38,14 @@ if TYPE_CHECKING:  # mypy attaches a block to the function after it only if it c
 
     @overload
     def grouped_matmul(
-        a: Plain,
-        b: Plain,
-        *,
-        offsets: Any,
-        out: None = None,
-        gather: Any = None,
-        scatter: Any = None,
-        **options: Unpack[GroupedOptions],
+        a: Plain, b: Plain, *, offsets: Any, out: None = None, **options: Unpack[StackOptions]
     ) -> NDArray[Any]: ...
     @overload
     def grouped_matmul(
-        a: Foreign,
-        b: Foreign | Plain,
-        *,
-        offsets: Any,
-        out: None = None,
-        gather: Any = None,
-        scatter: Any = None,
-        **options: Unpack[GroupedOptions],
+        a: Foreign, b: Foreign | Plain, *, offsets: Any, out: None = None, **options: Unpack[StackOptions]
     ) -> Foreign: ...
     @overload
-    def grouped_matmul(
-        a: Any,
-        b: Any,
-        *,
-        offsets: Any,
-        out: Out,
-        gather: Any = None,
-        scatter: Any = None,
-        **options: Unpack[GroupedOptions],
-    ) -> Out: ...
+    def grouped_matmul(a: Any, b: Any, *, offsets: Any, out: Out, **options: Unpack[StackOptions]) -> Out: ...
     @overload
     def grouped_matmul(
         a: Sequence[NDArray[Any]], b: Sequence[NDArray[Any]], *, out: None = None, **options: Unpack[GroupedOptions]
@@ -79,14 +56,7 @@ if TYPE_CHECKING:  # mypy attaches a block to the function after it only if it c
     ) -> list[Foreign]: ...
     @overload
     def grouped_matmul(
-        a: Any,
-        b: Any,
-        *,
-        offsets: Any = None,
-        out: Any = None,
-        gather: Any = None,
-        scatter: Any = None,
-        **options: Unpack[GroupedOptions],
+        a: Any, b: Any, *, offsets: Any = None, out: Any = None, **options: Unpack[StackOptions]
     ) -> Any: ...
 
 

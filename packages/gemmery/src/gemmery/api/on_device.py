@@ -235,7 +235,7 @@ def enqueue(served: TieredLaunch, inputs: Inputs, target: View, scalars: Scalars
     x, y, bias, *factors = [0 if z is None else z.pointer for z in read]
     workspace = scratch(inputs.x, run.workspace) if run.workspace else None
     if old is not None:  # after all memory is allocated
-        copy(old, target)
+        copy(old, target, stream)
     extra: tuple[int, ...] = ()
     if any(inputs.parts) and any(run.kept):
         extra = (*(part if is_kept else 0 for part, is_kept in zip(inputs.parts, run.kept, strict=True)), 0)
@@ -258,23 +258,26 @@ def apart(x: View, source: View, target: View) -> View:
     return source._replace(pointer=memory.pointer - low, owner=memory)
 
 
-def copy(source: View, target: View) -> None:
-    """Copy an array into another of the same shape, on whose stream that is."""
-    if source.stream != target.stream:
-        ordered.wait(target.stream, source.stream, target.ordinal)
+def copy(source: View, target: View, *streams: int) -> None:
+    """Copy an array into another of the same shape, on whose stream that is, between what these streams do."""
+    others = {source.stream, *streams} - {target.stream}
+    for other in others:
+        ordered.wait(target.stream, other, target.ordinal)
     size = dtypes.get(source.dtype).size
     alike = source.dtype == target.dtype and source.strides == target.strides
     if alike and source.strides == arrays.contiguous(source.shape, size):
         count = math.prod(source.shape) * size
         ordered.copy(source.pointer, target.pointer, count, target.stream, target.ordinal)
-        return
-    if type(source.array) is not type(target.array) or isinstance(source.array, DeviceArray):
+    elif type(source.array) is not type(target.array) or isinstance(source.array, DeviceArray):
         raise LayoutError(
             f"a {type(source.array).__name__} with strides {source.strides} cannot be copied into a "
             f"{type(target.array).__name__}; pass arrays of one library, or contiguous arrays of the result's element "
             "type"
         )
-    arrays.assign(target.array, source.array)
+    else:
+        arrays.assign(target.array, source.array)
+    for other in others:  # which may free or overwrite the source
+        ordered.wait(other, target.stream, target.ordinal)
 
 
 def new(x: View, shape: Ints, dtype: str) -> View:

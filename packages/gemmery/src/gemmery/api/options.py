@@ -63,6 +63,14 @@ def check_numpys(function: str, keywords: Mapping[str, Any]) -> None:
             raise ArgumentError(f"{function} has no {name}={brief(value)}: {way_out}")
 
 
+def check_operands(operands: Any) -> None:
+    """Raise ArgumentError for operands without an epilogue."""
+    if operands is not None:
+        raise ArgumentError(
+            f"operands={brief(operands)} are those of epilogue=, which is not passed: pass a function, or leave it out"
+        )
+
+
 def single(out: Any) -> Any:
     """Return `out`, which NumPy also takes as a tuple of one array."""
     if type(out) is not tuple:

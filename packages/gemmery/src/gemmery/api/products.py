@@ -14,6 +14,7 @@ from gemmery.api.options import (
     added,
     check_added,
     check_beta,
+    check_operands,
     epilogue,
     filling,
     only_on_devices,
@@ -30,7 +31,7 @@ from gemmery.arrange import result_shape
 from gemmery.arrays import View
 from gemmery.cpu import entry
 from gemmery.cpu.packed_once import Packed
-from gemmery.errors import ArgumentError, DTypeError, ShapeError, brief
+from gemmery.errors import ArgumentError, DTypeError, ShapeError
 from gemmery.keywords import DEFAULTS, NAMES, NO_OPTIONS, Options, documented, takes_options
 
 if TYPE_CHECKING:
@@ -127,11 +128,7 @@ def _matmul(a: Any, b: Any, /, out: Any = None, **keywords: Any) -> Any:
 
             _compile_entries()
             return finished.product(a, b, out, Options(**keywords), multiply)
-        if keywords.get("operands") is not None:
-            raise ArgumentError(
-                f"operands={brief(keywords['operands'])} are those of epilogue=, which is not passed: pass a function, "
-                "or leave it out"
-            )
+        check_operands(keywords.get("operands"))
     out = single(out)
     path = array_libraries.PATHS.get(type(a))
     if path is not None:

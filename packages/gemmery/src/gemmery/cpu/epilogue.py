@@ -87,16 +87,21 @@ def lower(f: Function, graph: EpilogueGraph, type_: str, leaf: Callable[[Node], 
     values: dict[int, Value] = {}
 
     def compute(number: int) -> Value:
-        if number not in values:
-            node = graph.nodes[number]
-            if node.op == "constant":
-                values[number] = f.const(type_, node.number)
-            elif node.op == "cast":
-                values[number] = rounded(f, compute(node.inputs[0]), dtypes.get(node.value))
-            elif node.op in _OPERATIONS:
-                values[number] = _OPERATIONS[node.op](f, *map(compute, node.inputs))
-            else:
-                values[number] = leaf(node)
+        waiting = [number]  # not by recursion: a graph may be deeper than Python's stack
+        while waiting:
+            node = graph.nodes[waiting[-1]]
+            inputs = node.inputs if node.op == "cast" or node.op in _OPERATIONS else ()
+            missing = [i for i in reversed(inputs) if i not in values]
+            if missing:
+                waiting += missing
+            elif (place := waiting.pop()) not in values:
+                read = (values[i] for i in inputs)
+                if node.op == "constant":
+                    values[place] = f.const(type_, node.number)
+                elif node.op == "cast":
+                    values[place] = rounded(f, *read, dtypes.get(node.value))
+                else:
+                    values[place] = _OPERATIONS[node.op](f, *read) if inputs else leaf(node)
         return values[number]
 
     return compute

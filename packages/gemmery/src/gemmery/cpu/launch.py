@@ -170,7 +170,5 @@ def _no_memory(a: View, b: View) -> MemoryError:
 def _entry() -> Callable[[bytes], int]:
     """Return the function that runs a job: the compiled pool's, or that of Python's threads where there is none."""
     if not pool.address():
-        from gemmery.cpu import portable  # imports concurrent.futures, which takes 7 ms
-
-        return portable.run
+        return pool.run_on_python_threads
     return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_char_p)(pool.entries()["run"])

@@ -9,19 +9,30 @@ Its loops:
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
+import struct
 import sys
+from _thread import allocate_lock
 from typing import TYPE_CHECKING
 
 from gemmery.cpu import jit, layout, workspace
-from gemmery.cpu.target import host
+from gemmery.cpu.target import cores, host
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
     from gemmery.cpu.ir import Module
 
 _addresses: list[int] = []
+_Part = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p)
+_Mode, _SetMode = ctypes.CFUNCTYPE(ctypes.c_int64), ctypes.CFUNCTYPE(None, ctypes.c_int64)
+_workers: list[ThreadPoolExecutor] = []
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_workers.clear)  # a child has no threads
 
 
 def address() -> int:
@@ -58,3 +69,51 @@ def _module() -> Module:
     from gemmery.cpu import pool_code
 
     return pool_code.module(host())
+
+
+def run_on_python_threads(job: bytes) -> int:
+    """Run every part of a job, as the compiled `run` does, for systems without futexes. Returns 0.
+
+    Raises MemoryError, before anything is written, where there is no memory for the caller's packed panels. Where
+    there is none for a helper's, its parts are left to the others.
+    """
+    from concurrent.futures import wait  # takes 7 ms
+
+    field = dict(zip((name for name, _ in layout.JOB), struct.unpack(f"<{len(layout.JOB)}q", job), strict=True))
+    functions = entries()
+    part, set_mode = _Part(functions["part"]), _SetMode(functions["set_mode"])
+    mode = _Mode(functions["mode"])()
+    indices, lock = iter(range(field["parts"])), allocate_lock()
+
+    def drain(buffer: int) -> None:
+        while True:
+            with lock:  # without the GIL two threads may get one index from an iterator, and add one part to C twice
+                index = next(indices, None)
+            if index is None:
+                return
+            part(job, index, buffer)
+
+    def help_out() -> None:
+        set_mode(mode)
+        with contextlib.suppress(MemoryError), workspace.borrowed(field["workspace_bytes"]) as buffer:
+            drain(buffer)
+
+    helpers: list[Future[None]] = []
+    try:
+        with workspace.borrowed(field["workspace_bytes"]) as buffer:
+            helpers.extend(_python_threads().submit(help_out) for _ in range(min(field["threads"], field["parts"]) - 1))
+            drain(buffer)
+    finally:  # also when interrupted: the operands must outlive whoever still reads them
+        wait([helper for helper in helpers if not helper.cancel()])
+    for helper in helpers:
+        if not helper.cancelled():
+            helper.result()
+    return 0
+
+
+def _python_threads() -> ThreadPoolExecutor:
+    if not _workers:
+        from concurrent.futures import ThreadPoolExecutor
+
+        _workers.append(ThreadPoolExecutor(cores(), "gemmery"))
+    return _workers[0]

@@ -15,12 +15,13 @@ from gemmery.cpu.tile_unit import instruction, load_tile, shaped
 from gemmery.cpu.ukernel import TILE_BYTES, TILE_ROWS, Product
 
 
-def _operands(f: Function, dtype: str) -> tuple[Args, Matrix, Matrix, Matrix]:
+def _operands(f: Function, dtype: str, vectors: bool = False) -> tuple[Args, Matrix, Matrix, Matrix]:
+    """Return the arguments, and A, B and C; with `vectors` the columns of B and C are adjacent."""
     args = Args(f, f["args"])
     element = dtypes.get(dtype).llvm
     a = Matrix(f, args.a, element, args.a_row, args.a_col)
-    b = Matrix(f, args.b, element, args.b_row, args.b_col)
-    c = Matrix(f, args.c, element, args.c_row, args.c_col)
+    b = Matrix(f, args.b, element, args.b_row, None if vectors else args.b_col)
+    c = Matrix(f, args.c, element, args.c_row, None if vectors else args.c_col)
     return args, a, b, c
 
 
@@ -91,10 +92,6 @@ def _row_times_scalar(
         f.store_masked(f.fma(scales, row, old), c.at(i, last), mask)
 
 
-def _with_adjacent_columns(f: Function, x: Matrix) -> Matrix:
-    return Matrix(f, x.base, x.element, x.row)
-
-
 def simd_row(target: Target, dtype: str) -> Module:
     """Return the module that broadcasts an element of A and multiply-adds it over a row of B into a row of C.
 
@@ -108,8 +105,7 @@ def simd_row(target: Target, dtype: str) -> Module:
     """
     module = Module(target)
     with module.function("simd_row", ("ptr", "args")) as f:
-        args, a, b, c = _operands(f, dtype)
-        b, c = _with_adjacent_columns(f, b), _with_adjacent_columns(f, c)
+        args, a, b, c = _operands(f, dtype, vectors=True)
         m, n, k = args.m, args.n, args.k
         _clear(f, c, m, n)
         with f.loop(0, m) as i, f.loop(0, k) as p:
@@ -131,8 +127,7 @@ def simd_blocked(target: Target, dtype: str) -> Module:
     """
     module = Module(target)
     with module.function("simd_blocked", ("ptr", "args")) as f:
-        args, a, b, c = _operands(f, dtype)
-        b, c = _with_adjacent_columns(f, b), _with_adjacent_columns(f, c)
+        args, a, b, c = _operands(f, dtype, vectors=True)
         m, n, k, side = args.m, args.n, args.k, args.kc
         _clear(f, c, m, n)
         with f.loop(0, m, side) as i0, f.loop(0, k, side) as p0, f.loop(0, n, side) as j0:
@@ -157,8 +152,7 @@ def simd_tile(target: Target, dtype: str) -> Module:
     """
     module = Module(target)
     with module.function("simd_tile", ("ptr", "args")) as f:
-        args, a, b, c = _operands(f, dtype)
-        b, c = _with_adjacent_columns(f, b), _with_adjacent_columns(f, c)
+        args, a, b, c = _operands(f, dtype, vectors=True)
         m, n, k, mr, nv = args.m, args.n, args.k, tile(target).mr, tile(target).nv
         lanes = target.lanes(SIZES[c.element])
         last = n // (nv * lanes) * (nv * lanes)

@@ -44,7 +44,7 @@ def sizes(target: Target, m: int) -> tuple[int, int]:
         return 4, 2
     if m <= 6:
         return 8, 2
-    return (8, 3) if "Intel" in target.cpu else (4, 4)
+    return (8, 3) if target.is_intel else (4, 4)
 
 
 def streamed(target: Target, shape: Streams) -> Module:

@@ -56,6 +56,8 @@ class Target(NamedTuple):
     l2: int = 0
     l3: int = 0
     llvm: str = ""  # LLVM's name of the CPU to compile for; "" for the one this process runs on
+    model: str = ""  # as the CPU numbers itself: vendor, family and model; implementer, variant and part
+    stepping: int = 0
 
     @property
     def vector_bytes(self) -> int:
@@ -66,6 +68,11 @@ class Target(NamedTuple):
     def is_arm(self) -> bool:
         """True for 64-bit ARM CPUs."""
         return self.machine in ("aarch64", "arm64")
+
+    @property
+    def is_intel(self) -> bool:
+        """True for Intel's CPUs."""
+        return "Intel" in f"{self.model} {self.cpu}"
 
     @property
     def has_sve(self) -> bool:
@@ -86,10 +93,16 @@ class Target(NamedTuple):
     def has_bf16_dot(self) -> bool:
         """True if the CPU has fast dot products of two bfloat16 (`vdpbf16ps`).
 
-        On cores with AMX they run at half the rate of float32 (Emerald Rapids: 123 GFLOP/s against 248), so widening
-        while packing is faster there.
+        On Intel's cores with AMX they run at half the rate of float32 (Emerald Rapids: 105 GFLOP/s against 216), so
+        widening while packing is faster there.
         """
-        return self.isa == "avx512" and "avx512_bf16" in self.features and "amx_bf16" not in self.features
+        slow = "amx_bf16" in self.features or self.hides_tiles
+        return self.isa == "avx512" and "avx512_bf16" in self.features and not slow
+
+    @property
+    def hides_tiles(self) -> bool:
+        """True for Intel's cores with AMX where a virtual machine, the system or GEMMERY_ISA hides it."""
+        return self.is_intel and "avx512_fp16" in self.features and not self.has_tiles
 
     @property
     def has_tiles(self) -> bool:
@@ -175,7 +188,7 @@ _DIRECT_MANY_INTEL = 0.375
 def modeled(target: Target) -> Constants:
     """Return the constants that serve without a table."""
     sizes = tile(target)
-    many = _DIRECT_MANY_INTEL if "Intel" in target.cpu else 1.0
+    many = _DIRECT_MANY_INTEL if target.is_intel else 1.0
     return Constants(sizes.mc, sizes.nc, direct_many=many)
 
 
@@ -202,10 +215,16 @@ def _constants(target: Target) -> Constants:
     return usual._replace(**table.constants)
 
 
+# The features by which kernels are chosen.
+_CHOSEN_BY = ("avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", *(name for name, *_ in ARM_FEATURES))
+
+
 def described(target: Target) -> dict[str, str | int]:
-    """Return what a table of constants depends on."""
-    cpu, sizes = target.cpu or target.machine, {"l1d": target.l1d, "l2": target.l2, "l3": target.l3}
-    return {"cpu": cpu, "isa": target.isa, "cores": cores(), **sizes}
+    """Return what a table of constants depends on; `cpu`, the CPU's name, is for people: unlike models share one."""
+    instructions = " ".join(name for name in _CHOSEN_BY if name in target.features)
+    of_model = {"model": target.model or target.cpu or target.machine, "stepping": target.stepping, "isa": target.isa}
+    sizes = {"l1d": target.l1d, "l2": target.l2}
+    return {"cpu": target.cpu, **of_model, "instructions": instructions, "cores": cores(), **sizes}
 
 
 def k_block(target: Target, parts: int = 1) -> int:
@@ -255,7 +274,8 @@ def instruction_set(features: frozenset[str]) -> str:
 def host() -> Target:
     """Return the CPU that this process runs on, limited by GEMMERY_ISA if that is set."""
     machine = platform.machine().lower()
-    cpu, flags = _cpuinfo()
+    told = _cpuinfo()
+    flags = frozenset(told.get("flags", told.get("Features", "")).split())
     if config.ON_ARM:
         flags = hwcaps() | {"asimd"}  # which each has, where the system says nothing
     isa, limit = instruction_set(flags) if config.ON_ARM or machine in X86 else "generic", config.isa_limit()
@@ -266,7 +286,11 @@ def host() -> Target:
     l1d, l2, l3 = _caches()
     if "amx_tile" in flags and not _grants_tiles():
         flags -= {"amx_tile"}
-    target = Target(isa, flags, cpu or platform.processor() or machine, machine, l1d, l2, l3)
+    cpu = told.get("CPU part") or told.get("model name") or platform.processor() or machine
+    model = " ".join(told[key] for key in _MODEL if key in told)
+    stepping = told.get("stepping", told.get("CPU revision", ""))
+    steps = int(stepping) if stepping.isdecimal() else 0
+    target = Target(isa, flags, cpu, machine, l1d, l2, l3, model=model, stepping=steps)
     return target.limited(limit) if limit else target
 
 
@@ -285,8 +309,7 @@ def without_tiles() -> str:
     """Return why products do not run on a tile unit (AMX) here, and what to do about it; "" if they do."""
     if host().has_tiles:
         return ""
-    features = _cpuinfo()[1]
-    if "amx_tile" not in features:
+    if "amx_tile" not in _cpuinfo().get("flags", "").split():
         return "this CPU has no tile unit (Intel AMX), or the system hides it: use packed, which runs on vectors"
     if config.isa_limit():
         return "GEMMERY_ISA switches the tile unit (Intel AMX) off: unset it"
@@ -322,22 +345,23 @@ def sve_bytes(features: frozenset[str]) -> int:
 _SVE_GET_LENGTH = 51  # a request of prctl
 
 
-def _cpuinfo() -> tuple[str, frozenset[str]]:
-    """Return name and features of the first processor; empty where the system has no /proc/cpuinfo."""
-    name, flags = "", frozenset[str]()
+_MODEL = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU variant", "CPU part")
+
+
+def _cpuinfo() -> dict[str, str]:
+    """Return what the system says of the first processor; nothing where it has no /proc/cpuinfo."""
+    told = dict[str, str]()
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             for line in file:
                 key, _, value = line.partition(":")
-                if key.strip() in ("model name", "CPU part"):
-                    name = value.strip()
-                elif key.strip() in ("flags", "Features"):
-                    flags = frozenset(value.split())
-                elif not line.strip() and flags:
+                if key.strip():
+                    told[key.strip()] = value.strip()
+                elif told.keys() & {"flags", "Features"}:
                     break
     except OSError:
         pass
-    return name, flags
+    return told
 
 
 def _caches() -> tuple[int, int, int]:

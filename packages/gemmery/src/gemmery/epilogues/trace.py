@@ -24,7 +24,7 @@ class Epilogue:
     """A function of the sums of a product and of operands, traced when it is first used."""
 
     # Recipes of products that came before (`api.finished`), where compiled code finds them: in the first slot.
-    __slots__ = ("recipes", "__dict__")  # noqa: RUF023
+    __slots__ = ("recipes", "__dict__", "__weakref__")  # noqa: RUF023
 
     recipes: "tuple[bytes, ...]"
 
@@ -49,7 +49,7 @@ class Epilogue:
     def __repr__(self) -> str:
         return f"<epilogue {self.__name__}({', '.join(self.parameters)})>"
 
-    def __call__(self, **operands: Any) -> BoundEpilogue:
+    def __call__(self, /, **operands: Any) -> BoundEpilogue:
         """Bind arrays or numbers to parameters by name: (m, n), (m, 1), (n,) or () of a product of m rows, n columns.
 
         Raises ArgumentError for a name that is no parameter.

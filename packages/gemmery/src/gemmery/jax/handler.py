@@ -279,10 +279,7 @@ def _write(frame: int, addresses: tuple[int, int, int], ordinal: int, stream: in
     return on_device.write(x, y, target, product.precision or None)
 
 
-DTYPES = {  # XLA_FFI_DataType -> gemmery's name
-    2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "uint8", 7: "uint16", 8: "uint32", 9: "uint64",
-    10: "f16", 11: "f32", 12: "f64", 15: "complex64", 16: "bf16", 18: "complex128",
-}  # fmt: skip
+_NAMES = {row.xla: row.name for row in dtypes.DTYPES if row.name in dtypes.NAMES}
 _CONTEXT = 24
 _STREAM_GET, _STREAM_BYTES, _STREAM = 80, 32, 24
 _FUNCTION = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
@@ -343,4 +340,4 @@ def _dims(buffer: int) -> tuple[int, ...]:
 
 
 def _element(buffer: int) -> str:
-    return DTYPES[ctypes.c_int32.from_address(buffer + xla.BUFFER_DTYPE).value]
+    return _NAMES[ctypes.c_int32.from_address(buffer + xla.BUFFER_DTYPE).value]

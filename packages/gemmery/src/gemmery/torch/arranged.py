@@ -28,7 +28,7 @@ from gemmery.errors import ArgumentError
 T = TypeVar("T")
 
 TYPES = {torch.float16: "f16", torch.bfloat16: "bf16"}
-_stream_of: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # PyTorch for the CPU alone has none
+stream_of: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # PyTorch for the CPU alone has none
 
 
 _copies: dict[int, tuple[Any, tuple[int, ...], Format, Any]] = {}  # of packed tensors: see `_hold`
@@ -108,7 +108,7 @@ def codes_layer(x: Any, matrix: Any, factors: Any, bias: Any, activation: str | 
     start, of_rows = (0 if z is None else z.data_ptr() for z in (bias, factors))
     extra = (of_rows, 0, 0) if of_rows else ()
     run: Ready = known
-    stream = _stream_of(x.get_device())
+    stream = stream_of(x.get_device())
     run(x.data_ptr(), arranged.data_ptr(), result.data_ptr(), stream, start, 0, None, extra)
     return result
 
@@ -235,21 +235,6 @@ def _hold(packed: Any, scales: Any, state: tuple[int, ...]) -> tuple[Any, tuple[
     return _copies[key]
 
 
-def multiply(
-    x: Any, arranged: Any, form: Format, bias: Any = None, activation: str | None = None, invariant: bool = False
-) -> Any:
-    """Return activation(x W' + bias) for x of shape (..., k) and an arranged weight on the same CUDA device.
-
-    If `invariant`, a row of the result has the same bits whatever the others are, and how many.
-
-    Raises ArgumentError where no kernel multiplies these.
-    """
-    known = _known(x, arranged, form, bias, activation, invariant)
-    if isinstance(known, str):
-        raise ArgumentError(known)
-    return _run(x, arranged, bias, known)
-
-
 KnownLaunch = tuple[Ready | None, tuple[int, ...]] | str  # a launch and the shape of its result, or why there is none
 
 
@@ -288,7 +273,7 @@ def _run(
     result = x.new_empty(shape) if out is None else out
     if run is None:
         return result
-    stream, where = _stream_of(device), 0 if ends is None else ends.data_ptr()
+    stream, where = stream_of(device), 0 if ends is None else ends.data_ptr()
     if not run.workspace:
         run(p, q, result.data_ptr(), stream, start, 0, None, (where, 0, 0) if where else ())
         return result

@@ -32,7 +32,7 @@ class FusedProduct:
         self._forward: dict[int, Epilogue] = {}
 
     @opaque
-    def __call__(self, x: Any, weight: Any, **operands: Any) -> Any:
+    def __call__(self, x: Any, weight: Any, /, **operands: Any) -> Any:
         """Return the epilogue's results for x @ weight, or for x @ weight[0] and x @ weight[1]; all have gradients.
 
         `x` is (..., k), a weight (k, n). Operands are those of the epilogue, tensors or numbers. The backward pass does

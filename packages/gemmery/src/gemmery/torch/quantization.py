@@ -13,8 +13,8 @@ differs from the weight by at most half the factor, and by the rounding of this 
 The operator `gemmery::quantized_linear` multiplies by them. On Hopper a kernel multiplies any number of rows in half
 precision by a copy of the weight that is arranged for it, made in the first call and kept beside the packed tensor: see
 `gemmery.torch.arranged`. On other CUDA devices one multiplies few rows by the packed weight. Other products compute the
-weight in the input's type: on a CUDA device the whole of it, by a kernel for half
-precision, on the CPU for few rows of input a part after the other, each of which is still in cache for its product.
+weight in the input's type: on a CUDA device the whole of it, by a kernel for half precision, on the CPU for few rows of
+input a part after the other, each of which is still in cache for its product.
 """
 
 from __future__ import annotations
@@ -134,7 +134,6 @@ def dequantize(packed: Tensor, scales: Tensor, bits: int, dtype: torch.dtype) ->
 _PART = 1 << 20  # bytes of the weight that are computed at a time
 _FEW = 64  # rows of the input; with more, a product of the whole weight takes longer than to compute it
 _HALVES = {torch.float16: "f16", torch.bfloat16: "bf16"}
-_stream_of: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # PyTorch for the CPU alone has none
 
 
 def weight_format(packed: Any, scales: Any) -> tuple[int, Any]:
@@ -182,7 +181,7 @@ def _by_kernel(input: Any, packed: Any, scales: Any, bias: Any, activation: str 
         bias = bias.float().contiguous()
         start = bias.data_ptr()
     result = x.new_empty(shape)
-    run(p, q, result.data_ptr(), _stream_of(device), start, scales.data_ptr())
+    run(p, q, result.data_ptr(), arranged.stream_of(device), start, scales.data_ptr())
     return result
 
 
@@ -223,7 +222,7 @@ def _whole(packed: Any, scales: Any, dtype: torch.dtype) -> Any:
         )
         if not isinstance(run, str) and scales.get_device() == device:
             weight = scales.new_empty((packed.shape[0], packed.shape[1] * 8 // bits))
-            run(0, p, weight.data_ptr(), _stream_of(device), 0, scales.data_ptr())
+            run(0, p, weight.data_ptr(), arranged.stream_of(device), 0, scales.data_ptr())
             return weight
     return _weight(packed, scales, dtype)
 

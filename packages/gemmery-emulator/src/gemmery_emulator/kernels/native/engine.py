@@ -21,9 +21,9 @@ from gemmery_emulator.convergence import Shuffled
 from gemmery_emulator.counters import Counters
 from gemmery_emulator.findings import Findings
 from gemmery_emulator.kernels.native import frames
+from gemmery_emulator.kernels.native.block_copies import CopyRows
 from gemmery_emulator.kernels.native.buffers import Buffers
 from gemmery_emulator.kernels.native.compiling import CALL, CALL_THREAD, PAUSE, USUAL, USUAL_THREAD, Native, Ways, turns
-from gemmery_emulator.kernels.native.copy_rows import CopyRows
 from gemmery_emulator.kernels.native.frames import CONTEXT, ENTRIES, Record
 from gemmery_emulator.kernels.native.sharing import Races, count_entries
 from gemmery_emulator.kernels.native.translation import AsyncCopy, CopyGroup, Move

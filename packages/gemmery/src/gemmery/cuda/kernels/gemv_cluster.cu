@@ -17,12 +17,7 @@ __global__ void __cluster_dims__(SPLITS, 1, 1) __launch_bounds__(32 * WARPS)
   int rank = ptx::cluster_ctarank(), block = blockIdx.x / SPLITS * EACH, parts = 32 / LANES * WARPS;
   int part = rank * parts + threadIdx.x / LANES;
   parts *= SPLITS;
-  if constexpr (Launch::OVERLAP) {
-    ptx::griddepcontrol_launch_dependents();
-    auto first = gemv_of<COLUMN>(p, BATCHED ? blockIdx.y : 0);
-    prefetch_columns<VEC, STEPS>(first, block + threadIdx.x % LANES * VEC, part, parts);
-    ptx::griddepcontrol_wait();
-  }
+  begin_columns<Launch, VEC, LANES, STEPS>(p, block, part, parts);
   for (int batch = BATCHED ? blockIdx.y : 0; batch < (BATCHED ? p.batch : 1); batch += BATCHED ? gridDim.y : 1) {
     ptx::barrier_cluster_arrive();  // this block has begun, and has read what others sent for the batch before
     Gemv<T> g = gemv_of<COLUMN>(p, batch);

@@ -76,6 +76,17 @@ __device__ __forceinline__ S sum_of_warps(const S (&of_warp)[WARPS][EACH], int r
   return sum;
 }
 
+// Lets the next launch begin; asks for the first elements of W before it waits for the launch before.
+template <class Launch, int VEC, int LANES, int STEPS, class T, class Out>
+__device__ __forceinline__ void begin_columns(const Product<T, Out>& p, int block, int part, int parts) {
+  if constexpr (Launch::OVERLAP) {
+    ptx::griddepcontrol_launch_dependents();
+    auto first = gemv_of<Launch::COLUMN>(p, Launch::BATCHED ? blockIdx.y : 0);
+    prefetch_columns<VEC, STEPS>(first, block + threadIdx.x % LANES * VEC, part, parts);
+    ptx::griddepcontrol_wait();
+  }
+}
+
 template <class T, class Out, int EPILOGUE, class Launch, int VEC, int LANES, int STEPS, int WARPS>
 __global__ __launch_bounds__(32 * WARPS) void gemv_columns(const Traced<Product<T, Out>> p) {
   constexpr bool COLUMN = Launch::COLUMN, BATCHED = Launch::BATCHED, PARTIAL = Launch::PARTIAL;
@@ -84,12 +95,7 @@ __global__ __launch_bounds__(32 * WARPS) void gemv_columns(const Traced<Product<
   __shared__ S of_warp[WARPS][EACH];
   int block = blockIdx.x * EACH, part = threadIdx.x / LANES, parts = 32 / LANES * WARPS;
   if (PARTIAL) part += blockIdx.z * parts, parts *= gridDim.z;
-  if constexpr (Launch::OVERLAP) {
-    ptx::griddepcontrol_launch_dependents();
-    auto first = gemv_of<COLUMN>(p, BATCHED ? blockIdx.y : 0);
-    prefetch_columns<VEC, STEPS>(first, block + threadIdx.x % LANES * VEC, part, parts);
-    ptx::griddepcontrol_wait();
-  }
+  begin_columns<Launch, VEC, LANES, STEPS>(p, block, part, parts);
   for (int batch = BATCHED ? blockIdx.y : 0; batch < (BATCHED ? p.batch : 1); batch += BATCHED ? gridDim.y : 1) {
     Gemv<T> g = gemv_of<COLUMN>(p, batch);
     sum_columns<VEC, LANES, STEPS, false>(of_warp, g, block, part, parts);

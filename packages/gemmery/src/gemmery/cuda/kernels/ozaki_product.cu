@@ -65,8 +65,7 @@ __global__ void __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
       for (; order.more(); order.next()) producer.bring_tile(p, order.tile, steps);
     }
   } else {
-    pipe.begin_consumer();
-    clear_absent<Tiles>(p, pipe.ring, pipe.warpgroup - 1);
+    pipe.begin_consumer(p);
     Consumer<Tiles> consumer(pipe);
     for (; order.more(); order.next()) {
       consumer.multiply_tile(steps);

@@ -108,8 +108,7 @@ __device__ __forceinline__ void multiply_tiles(const TmaProduct<T, Out>& p, cons
       for (; order.more(); order.next()) producer.bring_tile(p, order.tile, steps);
     }
   } else {
-    pipe.begin_consumer();
-    clear_absent<Tiles>(p, pipe.ring, pipe.warpgroup - 1);
+    pipe.begin_consumer(p);
     PartsOf consumer(pipe);
     const int warp = threadIdx.x / 32 - 4;
     Staging<Pieces<Tiles, Out>> staging(pipe.ring + Tiles::RING, warp);

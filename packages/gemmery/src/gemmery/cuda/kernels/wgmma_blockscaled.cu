@@ -135,8 +135,7 @@ __global__ void __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
       for (; order.more(); order.next()) producer.bring_tile(p, order.tile, 0, steps);
     }
   } else {
-    pipe.begin_consumer();
-    clear_absent<Tiles>(p, pipe.ring, pipe.warpgroup - 1);
+    pipe.begin_consumer(p);
     ScaledConsumer<Tiles> consumer(pipe);
     const int warp = threadIdx.x / 32 - 4;
     Staging<P> staging(pipe.ring + Tiles::RING, warp);

@@ -120,8 +120,7 @@ __global__ void __cluster_dims__(Tiles::CM * Tiles::CN, 1, 1) __launch_bounds__(
       for (; order.more(); order.next()) producer.bring_tile(p, order.tile, steps);
     }
   } else {
-    pipe.begin_consumer();
-    clear_absent<Tiles>(p, pipe.ring, pipe.warpgroup - 1);
+    pipe.begin_consumer(p);
     DigitsConsumer<Tiles, W, PairsOf> consumer(pipe);
     const int exact = max(MOST_DIGITS / p.product.k, 1);
     for (; order.more(); order.next()) {

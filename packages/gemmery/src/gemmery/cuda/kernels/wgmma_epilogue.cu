@@ -290,8 +290,7 @@ __device__ __forceinline__ void product(const TmaProduct<T, Out>& p, char* share
       }
     }
   } else {
-    pipe.begin_consumer();
-    clear_absent<Tiles>(p, pipe.ring, pipe.warpgroup - 1);
+    pipe.begin_consumer(p);
     consume<EPILOGUE, Tiles>(p, pipe, order, k.steps, shared);
   }
   pipe.end();

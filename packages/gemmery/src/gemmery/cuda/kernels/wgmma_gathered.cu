@@ -75,8 +75,7 @@ __device__ __forceinline__ void gathered(const Gathered<T, Out>& p, char* shared
       }
     }
   } else {
-    pipe.begin_consumer();
-    clear_absent<Tiles>(p, pipe.ring, pipe.warpgroup - 1);
+    pipe.begin_consumer(p);
     consume<EPILOGUE, Tiles>(p, pipe, order, k.steps, shared);
   }
   pipe.end();

@@ -115,8 +115,7 @@ __global__ void __launch_bounds__(Pipeline<WholeTiles>::THREADS, 1)
       for (; order.more(); order.next()) producer.bring_depth(p, order, SCALED ? 0 : P::STEPS);
     }
   } else {
-    pipe.begin_consumer();
-    clear_absent<Tiles>(p, pipe.ring, pipe.warpgroup - 1);
+    pipe.begin_consumer(p);
     if constexpr (SCALED) {
       ScaledConsumer<Tiles> consumer(pipe);
       const int warp = threadIdx.x / 32 - 4;

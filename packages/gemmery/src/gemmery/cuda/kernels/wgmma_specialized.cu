@@ -66,6 +66,10 @@ template <class Tiles, int STAGING = 0> struct Pipeline {
   static __device__ __forceinline__ void begin_consumer() {
     if constexpr (Tiles::WARPGROUPS > 1) ptx::setmaxnreg_inc<consumer_registers(Tiles::WARPGROUPS)>();
   }
+  template <class P> __device__ __forceinline__ void begin_consumer(const P& p) const {
+    begin_consumer();
+    clear_absent<Tiles>(p, ring, warpgroup - 1);
+  }
 
   // Others may still hand stages back to this block.
   __device__ __forceinline__ void end() const {
@@ -214,8 +218,7 @@ __device__ __forceinline__ void specialized(const TmaProduct<T, Out>& p, const c
       for (; order.more(); order.next()) producer.bring_tile(p, order.tile, k.first, k.steps);
     }
   } else {
-    pipe.begin_consumer();
-    clear_absent<Tiles>(p, pipe.ring, pipe.warpgroup - 1);
+    pipe.begin_consumer(p);
     Consumer<Tiles> consumer(pipe);
     for (; order.more(); order.next()) {
       consumer.multiply_tile(k.steps);

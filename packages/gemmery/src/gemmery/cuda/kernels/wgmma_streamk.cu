@@ -140,8 +140,7 @@ __global__ void __cluster_dims__(SPLITS, 1, 1) __launch_bounds__(Pipeline<Tiles>
       M::wait();
     }
   } else {
-    pipe.begin_consumer();
-    clear_absent<Tiles>(p, pipe.ring, pipe.warpgroup - 1);
+    pipe.begin_consumer(p);
     const int stages = whole / gridDim.x * k.steps;  // that are behind it where tiles are shared
     consume<EPILOGUE, Tiles>(p, pipe, order, k.steps, shared);
     Consumer<Tiles> consumer(pipe);

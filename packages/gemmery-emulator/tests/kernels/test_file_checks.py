@@ -115,7 +115,7 @@ F = "template <class T> __global__ void f(T* x) { *x = 1; }\n"
         (F, r"k\.cu: f was not compiled: .* -k \"f<\.\.\.>\""),
         (
             F + "template <class scalar_t> void g(scalar_t* x) { f<scalar_t><<<1, 1>>>(x); }",
-            r"f<scalar_t> was not comp",
+            r"f<scalar_t> was not",
         ),
     ],
 )

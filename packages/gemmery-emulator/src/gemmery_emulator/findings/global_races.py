@@ -103,8 +103,8 @@ class GlobalRaces(Observer):
             thread, machine = int(threads[first]), self._machine
             where, at = messages.address(machine, "global", int(addresses[first])), messages.line_of(machine, other)
             message = (
-                f"{messages.thread(machine, thread)} copies {where} by the async proxy, which was written at {at} without "
-                "a fence.proxy.async since: put one after the store, before what orders the two"
+                f"{messages.thread(machine, thread)} copies {where} by the async proxy, which was written at {at} "
+                "without a fence.proxy.async since: put one after the store, before what orders the two"
             )
             self._collection.add(machine, "misuse", index, thread, int(these.sum()), message, other, strength=1)
 

@@ -112,6 +112,11 @@ F = "template <class T> __global__ void f(T* x) { *x = 1; }\n"
     ("text", "words"),
     [
         ("inline int f() { return 1; }", r"k\.cu has no kernel \(no __global__ function\): give a file that defines"),
+        (
+            "#include <none/there.h>\n__global__ void f() {}\nint main() { f<<<1, 1>>>(); }",
+            r"main\(\) does not run here, and each kernel is only compiled: .*none/there\.h: No such file",
+        ),
+        ("__global__ void f() {}\nint main() { cuQuit(); f<<<1, 1>>>(); }", "only compiled: .*cuQuit"),
         (F, r"k\.cu: f was not compiled: .* -k \"f<\.\.\.>\""),
         (
             F + "template <class scalar_t> void g(scalar_t* x) { f<scalar_t><<<1, 1>>>(x); }",

@@ -20,13 +20,19 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from gemmery.errors import ArgumentError, GemmeryError, InstallError
+from gemmery.errors import ArgumentError, CompileError, GemmeryError, InstallError
 
 SHORT_HELP = "Check .cu files for faults, as before a commit."
 SERVES = "Serve the emulator to an assistant (MCP)."
 _LAUNCH = re.compile(r"^\s*(?://|\*|/\*)\s*gemmery:\s*(.+?)(?:\s*\*/)?\s*$", re.MULTILINE)
 _PLACE = re.compile(r"([^\s:()]+\.(?:cu|cuh|h|hpp|cpp))[:(](\d+)[):]")
 _DEVICE_CODE = re.compile(r"__global__|<<\s*<")
+# What the host part of a program lacks on this machine, which is no fault of the file.
+_LACKS = re.compile(
+    r"[^\n:]*: No such file or directory|[^\n:]* file not found|does not link: [^\n]*"
+    r"|[^\n]*/cccl/[^\n]*error:[^\n]*"
+    r"|.(?:thrust|cu[A-Z_a-z]|CU|nv|nccl)\w*. (?:was not|has not been|is not|does not)[^\n]*"
+)
 _ARGUMENT = re.compile(r"did not compile for \S+: (?:error: )?identifier \"(\w+)\" is undefined")
 _UNKNOWN = (
     "was not compiled: the file does not tell the arguments of the template; launch it with those in a comment, "
@@ -98,7 +104,7 @@ def faults_of(file: Path) -> Iterator[Fault]:
             for launch in launches:
                 yield from _of_launch(file, launch)
         elif re.search(r"^\s*(?:int|void|auto)\s+main\s*\(", text, re.MULTILINE) and _DEVICE_CODE.search(text):
-            yield from _of_program(file)
+            yield from _of_program(file, text)
         else:
             yield from _of_kernels(file, text)
     except InstallError:
@@ -124,10 +130,19 @@ def _of_launch(file: Path, launch: dict[str, Any]) -> Iterator[Fault]:
     yield from (_fault(file, str(finding)) for finding in run.findings)
 
 
-def _of_program(file: Path) -> Iterator[Fault]:
+def _of_program(file: Path, text: str) -> Iterator[Fault]:
     from gemmery_emulator.kernels.host_runtime import run_program
 
-    program = run_program(file)
+    try:
+        program = run_program(file)
+    except CompileError as error:
+        lacks = _LACKS.search(str(error))
+        if lacks is None:
+            raise
+        words = f"{file.name}: main() does not run here, and each kernel is only compiled: {lacks[0].strip()}"
+        yield Fault(file, 0, words, counts=False)
+        yield from _of_kernels(file, text)
+        return
     yield from (_fault(file, note) for note in program.notes)
     yield from (_fault(file, str(finding)) for run in program.runs for finding in run.findings)
     if program.status:

@@ -195,12 +195,16 @@ def faults(
 
 
 def _faults(files: list[Path], github: bool) -> int:
-    count = 0
+    from gemmery_emulator.kernels.command import announcer
+    from gemmery_emulator.run import progress
+
+    count, before = 0, progress.set(announcer(sys.stderr.write))
     for file in files:
         for fault in faults_of(file):
             count += fault.counts
             sys.stdout.write(f"{fault.annotation() if github else fault}\n")
             sys.stdout.flush()
+    progress.reset(before)
     sys.stdout.write(f"{count} fault{'s' * (count != 1)} in {len(files)} file{'s' * (len(files) != 1)}\n")
     return 1 if count else 0
 

@@ -137,3 +137,8 @@ def test_a_program_whose_kernels_are_in_a_header_runs(file, tmp_path):
     (tmp_path / "f.cuh").write_text(RACE)
     text = '#import "f.cuh"\nint main() { float* x; cudaMalloc(&x, 256); f<<<1, 64>>>(x); }'
     assert [each.line for each in faults_of(file(text))] == [0]
+
+
+def test_a_file_that_includes_itself_once(file):
+    text = '#pragma once\n#import "k.cu"\ntemplate <class T> __global__ void f(T* x) { *x = 1; }\n'
+    assert list(faults_of(file(f"{text}void g() {{ f<int><<<1, 1>>>(nullptr); }}"))) == []

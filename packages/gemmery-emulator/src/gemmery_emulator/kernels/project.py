@@ -42,7 +42,8 @@ def headers_of(
             if path is not None and (first := read.setdefault(path.resolve(), header)) != header:
                 texts[header] = f'#include "{first}"\n'  # by another name
             elif path is not None:
-                texts[header] = as_nvcc_reads(path.read_text(encoding="utf-8", errors="replace"))
+                whole = as_nvcc_reads(path.read_text(encoding="utf-8", errors="replace"))
+                texts[header] = "" if whole == text and "#pragma once" in text else whole  # it includes itself
                 pending.append((texts[header], path.parent))
             elif include.wheel(header):
                 wheels.add(include.wheel(header))

@@ -336,7 +336,7 @@ def _read(path: Path) -> str:
         text = data.decode("utf-16" if wide else "utf-8-sig")
     except UnicodeDecodeError:  # an older encoding, in comments
         text = data.decode("latin-1")
-    return as_nvcc_reads(text)
+    return as_nvcc_reads(text, path.name)
 
 
 # What NVRTC says about the statement that it adds for the name of a kernel, which nobody wrote.

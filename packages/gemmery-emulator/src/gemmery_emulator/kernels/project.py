@@ -42,8 +42,7 @@ def headers_of(
             if path is not None and (first := read.setdefault(path.resolve(), header)) != header:
                 texts[header] = f'#include "{first}"\n'  # by another name
             elif path is not None:
-                whole = as_nvcc_reads(path.read_text(encoding="utf-8", errors="replace"))
-                texts[header] = "" if whole == text and "#pragma once" in text else whole  # it includes itself
+                texts[header] = as_nvcc_reads(path.read_text(encoding="utf-8", errors="replace"), path.name)
                 pending.append((texts[header], path.parent))
             elif include.wheel(header):
                 wheels.add(include.wheel(header))
@@ -52,9 +51,13 @@ def headers_of(
     return texts, empty, tuple(sorted(wheels))
 
 
-def as_nvcc_reads(text: str) -> str:
-    """A text without what NVRTC refuses and nvcc does not: a backslash at its end, and #import for #include."""
-    return _IMPORT.sub(r"\1include", text) + "\n" * text.rstrip().endswith("\\")
+def as_nvcc_reads(text: str, name: str) -> str:
+    """The text of a file without what NVRTC refuses and nvcc does not: a backslash at its end, #import for #include, and
+    #pragma once in a file that includes itself.
+    """
+    text = _IMPORT.sub(r"\1include", text) + "\n" * text.rstrip().endswith("\\")
+    once = "#pragma once" in text
+    return re.sub(rf"^[ \t]*#\s*include\s*\"{re.escape(name)}\"", "", text, flags=re.MULTILINE) if once else text
 
 
 def _searched(folder: Path | None) -> list[Path]:

@@ -52,7 +52,7 @@ def headers_of(
 
 
 def as_nvcc_reads(text: str, name: str) -> str:
-    """The text of a file without what NVRTC refuses and nvcc does not: a backslash at its end, #import for #include, and
+    """A file's text without what NVRTC refuses and nvcc does not: a backslash at its end, #import for #include, and
     #pragma once in a file that includes itself.
     """
     text = _IMPORT.sub(r"\1include", text) + "\n" * text.rstrip().endswith("\\")

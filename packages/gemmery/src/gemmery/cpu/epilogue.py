@@ -95,13 +95,12 @@ def lower(f: Function, graph: EpilogueGraph, type_: str, leaf: Callable[[Node], 
             if missing:
                 waiting += missing
             elif (place := waiting.pop()) not in values:
-                read = (values[i] for i in inputs)
                 if node.op == "constant":
                     values[place] = f.const(type_, node.number)
                 elif node.op == "cast":
-                    values[place] = rounded(f, *read, dtypes.get(node.value))
+                    values[place] = rounded(f, values[inputs[0]], dtypes.get(node.value))
                 else:
-                    values[place] = _OPERATIONS[node.op](f, *read) if inputs else leaf(node)
+                    values[place] = _OPERATIONS[node.op](f, *map(values.__getitem__, inputs)) if inputs else leaf(node)
         return values[number]
 
     return compute

@@ -222,7 +222,8 @@ _CHOSEN_BY = ("avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", *(name fo
 def described(target: Target) -> dict[str, str | int]:
     """Return what a table of constants depends on; `cpu`, the CPU's name, is for people: unlike models share one."""
     instructions = " ".join(name for name in _CHOSEN_BY if name in target.features)
-    of_model = {"model": target.model or target.cpu or target.machine, "stepping": target.stepping, "isa": target.isa}
+    model = target.model or target.cpu or target.machine
+    of_model: dict[str, str | int] = {"model": model, "stepping": target.stepping, "isa": target.isa}
     sizes = {"l1d": target.l1d, "l2": target.l2}
     return {"cpu": target.cpu, **of_model, "instructions": instructions, "cores": cores(), **sizes}
 

@@ -41,7 +41,7 @@ STOP = -(1 << 62)
 FAULT = 1 << 62  # marks the address of a fault of the host's
 OVERFLOW = "for its stack was full: an array that is too large for it belongs on the heap, and a recursion has to end"
 # How a program ends by a signal; an access outside of its memory is told by its address.
-ENDS = {
+ENDS: dict[int, str] = {
     signal.SIGABRT: "by abort(): an assertion that does not hold, or an exception that nobody catches",
     signal.SIGFPE: "by a division of a whole number by zero: compare the divisor first",
     signal.SIGILL: "by a trap of the host's compiler: a function that should return a value may end without one",

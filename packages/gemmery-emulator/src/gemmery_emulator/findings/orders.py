@@ -208,11 +208,11 @@ class Clocks:
         """
         warps: Flags = np.any(lanes, axis=2)
         known = np.where(warps[:, :, None], self.known, 0).max(axis=1)
-        seen = np.maximum(known[..., None], np.where(lanes, self.clock[..., None], 0))
+        latest = np.maximum(known[..., None], np.where(lanes, self.clock[..., None], 0))
         if self.lanes is not None:
-            seen = np.maximum(seen, np.where(lanes[..., None], self.lanes, 0).max(axis=2))
+            latest = np.maximum(latest, np.where(lanes[..., None], self.lanes, 0).max(axis=2))
         for space in spaces:
-            self.fenced[space] = np.maximum(self.fenced[space], seen)
+            self.fenced[space] = np.maximum(self.fenced[space], latest)
         self._advance(warps)
 
     def release(self, warps: Flags, key: Any) -> None:

@@ -97,16 +97,7 @@ class GlobalRaces(Observer):
         late = stamps >> self.grid.fields.clock_at > fenced[rows, second >> 5, second & 31]
         fences = any("global" in spaces for spaces in self._orders.proxied)
         late &= self._orders.stores[then] & (one_block | (not fences))
-        for other in np.unique(then[late]).tolist():
-            these = late & (then == other)
-            first = int(these.argmax())
-            thread, machine = int(threads[first]), self._machine
-            where, at = messages.address(machine, "global", int(addresses[first])), messages.line_of(machine, other)
-            message = (
-                f"{messages.thread(machine, thread)} copies {where} by the async proxy, which was written at {at} "
-                "without a fence.proxy.async since: put one after the store, before what orders the two"
-            )
-            self._collection.add(machine, "misuse", index, thread, int(these.sum()), message, other, strength=1)
+        self._first_of_each("misuse", index, threads, addresses, stamps, late)
 
     def fenced(self, machine: Machine, index: int, mask: Mask) -> None:
         if not (self._orders.hands_over and self._orders.fence[index]):
@@ -225,7 +216,8 @@ class GlobalRaces(Observer):
             thread, address = int(threads[first]), int(addresses[first])
             clock = int(others[first]) >> self.grid.fields.clock_at
             reason = messages.reason(machine, kind, self._handover.releases.missed.get((place[1] & 31, clock)))
-            message = partial(messages.grid_race, machine, index, thread, address, other, place, reason)
+            report = messages.unfenced if kind == "misuse" else messages.grid_race
+            message = partial(report, machine, index, thread, address, other, place, reason)
             self._collection.add(machine, kind, index, thread, int(these.sum()), message, other, strength)
 
     def _pairs(self, threads: Words, others: Words) -> tuple[Words, Words, Words, Flags, Flags]:

@@ -136,8 +136,7 @@ def _of_program(file: Path, text: str) -> Iterator[Fault]:
     try:
         program = run_program(file)
     except CompileError as error:
-        lacks = _LACKS.search(str(error))
-        if lacks is None:
+        if not (lacks := _LACKS.search(str(error))):
             raise
         words = f"{file.name}: main() does not run here, and each kernel is only compiled: {lacks[0].strip()}"
         yield Fault(file, 0, words, counts=False)
@@ -157,17 +156,17 @@ def _of_kernels(file: Path, text: str) -> Iterator[Fault]:
     if not kernels:
         yield Fault(file, 0, f"{file.name} {NONE}", counts=False)
     for kernel, instances in kernels.items():
-        if not instances:
-            yield Fault(file, 0, f"{file.name}: {kernel} {_UNKNOWN.format(kernel)}", counts=False)
+        unknown = "" if instances else kernel
         for instance in instances:
             try:
                 compiled_kernel(text, file.name, file.parent, instance, "sm_90")
             except GemmeryError as error:
-                name = _ARGUMENT.search(str(error))
-                if name and re.search(rf"<.*\b{name[1]}\b", instance):
-                    yield Fault(file, 0, f"{file.name}: {instance} {_UNKNOWN.format(kernel)}", counts=False)
+                if (name := _ARGUMENT.search(str(error))) and re.search(rf"<.*\b{name[1]}\b", instance):
+                    unknown = instance
                 else:
                     yield _fault(file, str(error))
+        if unknown:
+            yield Fault(file, 0, f"{file.name}: {unknown} {_UNKNOWN.format(kernel)}", counts=False)
 
 
 def _fault(file: Path, message: str) -> Fault:

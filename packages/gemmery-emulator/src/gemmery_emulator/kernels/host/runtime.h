@@ -440,6 +440,7 @@ inline void caught(int number, siginfo_t* info, void* context) {
   bottom = static_cast<ucontext_t*>(context)->uc_mcontext.sp;
 #endif
   const bool access = number == SIGSEGV || number == SIGBUS;
+  if (inside && !access) signal(number, SIG_DFL), raise(number);  // in Python's frames, which may not be left
   fault = access && (at + 4096 < bottom || at >= top) ? static_cast<long long>(at | 1ull << 62) : number;
   leave(128 + number);
 }

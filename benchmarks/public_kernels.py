@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gemmery.errors import CompileError, GemmeryError
-from gemmery_emulator.kernels.kernel import compiled_kernel
+from gemmery_emulator.kernels.kernel import compiled_kernel, read_source
 from gemmery_emulator.kernels.source_kernels import kernels_of
 
 RESULTS = Path(__file__).parent / "results"
@@ -32,7 +32,7 @@ ARCH = "sm_90a"
 def file_row(path: str) -> dict[str, Any]:
     """Compile each kernel of a file and read its PTX."""
     file = Path(path)
-    text = file.read_text(encoding="utf-8-sig", errors="replace")
+    text, _, _ = read_source(file)
     named = kernels_of(text, file.name, file.parent)
     compiled, understood, refused = True, [], dict[str, str]()
     instances = [each for some in named.values() for each in some[:INSTANCES] if re.fullmatch(r"[\w\s<>,:]*", each)]

@@ -120,7 +120,7 @@ _FENCES = re.compile(
     r"|fence(?:\.proxy\.async::generic)?"
     r"\.(?:acquire\.sync_restrict::shared::cluster|release\.sync_restrict::shared::cta)\.cluster"
 )
-_ELSEWHERE = frozenset(("alias", "tensormap::generic", "mbarrier_init"))  # fences that are not for shared memory
+_ELSEWHERE = frozenset(("alias", "tensormap::generic", "mbarrier_init"))  # fences for neither global nor shared memory
 
 
 def _policy(lowering: Lowering, instruction: Instruction, index: int) -> Step:
@@ -130,9 +130,8 @@ def _policy(lowering: Lowering, instruction: Instruction, index: int) -> Step:
 
 
 def _fence(lowering: Lowering, instruction: Instruction, index: int) -> Step:
-    """Fences, which do nothing here: lock step keeps the order. Observers are told of those for shared memory."""
-    words = instruction.opcode.modifiers
-    if not _ELSEWHERE.isdisjoint(words) or words == ("proxy", "async", "global"):
+    """Fences, which do nothing here: lock step keeps the order. Observers are told of them."""
+    if not _ELSEWHERE.isdisjoint(instruction.opcode.modifiers):
         return no_step(lowering, instruction, index)
 
     def step(machine: Machine, mask: Mask) -> None:

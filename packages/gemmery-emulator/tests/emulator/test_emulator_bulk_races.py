@@ -198,3 +198,30 @@ def test_boxes_of_two_blocks_overlap():
     assert kinds(stores, 3) == ["race"]
     assert kinds(stores, 4) == []
     assert kinds(adds, 3) == []
+
+
+STORED = (
+    "__shared__ alignas(128) float s[64]; __shared__ unsigned long long bar; begin(&bar); x += 64 * blockIdx.x;"
+    "x[threadIdx.x] = threadIdx.x; BEFORE; __syncthreads();"
+    "if (threadIdx.x == 0) { AFTER; load(s, x, 256, &bar); } land(&bar);"
+    "out[64 * blockIdx.x + threadIdx.x] = s[threadIdx.x];"
+)
+HANDED = (
+    "__shared__ alignas(128) float s[64]; __shared__ unsigned long long bar; begin(&bar); if (blockIdx.x == 0) {"
+    "x[threadIdx.x] = 1; BEFORE; __syncthreads(); if (threadIdx.x == 0) { __threadfence(); atomicExch(flag, 1u); } }"
+    "else if (threadIdx.x == 0) { while (atomicAdd(flag, 0u) == 0) { } __threadfence(); AFTER;"
+    "load(s, x, 256, &bar); land(&bar); out[0] = s[3]; }"
+)
+
+
+@pytest.mark.parametrize(("body", "place"), [(STORED, "BEFORE"), (STORED, "AFTER"), (HANDED, "AFTER")])
+@pytest.mark.parametrize("space", ["", ".global", ".shared::cta"])
+def test_a_bulk_copy_of_what_threads_stored_needs_a_fence(body, place, space):
+    fence = f'asm volatile("fence.proxy.async{space};" ::: "memory")'
+    start = START.replace("fence.proxy.async;", "fence.proxy.async.shared::cta;")
+    code = f"{start} __global__ void f(float* out, float* x, unsigned* flag) {{ {body.replace(place, fence)} }}"
+    code = code.replace("BEFORE", "").replace("AFTER", "")
+    arrays = [np.zeros(192, np.float32), np.zeros(192, np.float32), np.zeros(1, np.uint32)]
+    found = emulate(code, "f", 2, 64, arrays).findings
+    assert [each.kind for each in found] == ["misuse"] * (space == ".shared::cta")
+    assert all("fence.proxy.async" in each.message and "address 0x" in each.message for each in found)

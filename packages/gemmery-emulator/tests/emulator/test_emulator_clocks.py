@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 import gemmery as gm
+from gemmery.cuda import nvrtc
 from gemmery.cuda.pipes import pipes_of
 from gemmery.errors import DeviceError, EmulationError
 from gemmery_emulator.pace.clocks import Arrives, Awaits, BulkCopies, PathRates, StepRuns, WarpClocks
 from gemmery_emulator.pace.demand import WarpDemand
 from gemmery_emulator.pace.profile import TURN, held_back, part_of, parted
-from gemmery_emulator.pace.register_banks import FFMA, bank_conflicts
+from gemmery_emulator.pace.register_banks import FFMA, bank_conflicts, code_of
 
 LATENCIES = {"bulk": 100.0, "bulk_store": 40.0, "wgmma": 5.0, "begin": 7.0, "l2": 200.0, "fma": 4.0, "l1": 30.0}
 RATES = PathRates(LATENCIES, frozenset({0}), 1, 1, 1.0, 1.0)  # unit 0 is a quarter's own, unit 1 that of bytes
@@ -162,6 +163,23 @@ def test_registers_of_one_bank_are_read_in_turn(code, late):
 def test_a_bank_that_gives_two_registers_is_late_by_the_third():
     assert bank_conflicts(multiply_add(2, 4, 6), 2) == 1.0
     assert bank_conflicts(multiply_add(2, 5, 6), 2) == 0.0
+
+
+def test_banks_are_those_of_one_kernel():
+    body = "float a = x[0], b = x[1], c = x[2], d = x[3]; for (int i = 0; i < n; ++i) {{ {} }} x[4] = a + b + c + d;"
+    loops = {"f": "a = fmaf(a, b, c);", "g": "a = fmaf(b, c, d); b = fmaf(c, d, a); c = fmaf(d, a, b);", "h": "a += b;"}
+    text = "".join(f'extern "C" __global__ void {name}(float* x, int n) {{ {body.format(loop)} }}'
+                   for name, loop in loops.items())  # fmt: skip
+    cubin = nvrtc.compiled("a.cu", "", "sm_90", texts={"a.cu": text}, alone=True).cubin
+    whole = np.frombuffer(cubin[: len(cubin) // 16 * 16], np.uint64).reshape(-1, 2)
+    counts = {}
+    for name in loops:
+        words = np.frombuffer(code_of(cubin, name), np.uint64).reshape(-1, 2)
+        counts[name] = int((words[:, 0] & 0xFFF == FFMA).sum())
+    assert counts["f"] != counts["g"]
+    assert min(counts["f"], counts["g"]) > 0 == counts["h"]
+    assert sum(counts.values()) <= int((whole[:, 0] & 0xFFF == FFMA).sum())
+    assert code_of(cubin, "k") == b""
 
 
 def test_what_is_brought_to_l2_before_the_launch_ahead_ends_is_waited_for_less():

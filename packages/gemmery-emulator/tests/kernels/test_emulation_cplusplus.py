@@ -8,6 +8,7 @@ import pytest
 
 import gemmery as gm
 from gemmery.cuda import include
+from gemmery_emulator.kernels import host_runtime
 
 ARCHS = ("sm_75", "sm_80", "sm_90")
 N = 64
@@ -332,3 +333,25 @@ def test_headers_are_found_without_those_of_nvrtc():
     if not installed:
         pytest.skip("no CUDA toolkit and no wheels of its headers here")
     assert any((one / "cuda_fp16.h").exists() for one in installed)
+
+
+def test_a_type_with_marks_and_containers_of_the_host():
+    code = """#include <map>
+#include <string>
+#include <vector>
+template <int N> __device__ class Few { public: int v[N]; __device__ int top() const { return v[N - 1]; } };
+class Scene {
+ public:
+  std::vector<float> host; std::string name; std::map<int, float> values; int n;
+  Scene() { host.resize(3); }
+  __device__ int twice() const { return 2 * n; }
+};
+__global__ void f(int* x, const Scene s, Few<2> few) { *x = s.twice() + few.top() + int(sizeof(Scene)); }
+int main() {
+  int* x; cudaMallocManaged(&x, 4);
+  Scene s; s.n = 5; Few<2> few{{1, 7}};
+  f<<<1, 1>>>(x, s, few);
+  return *x == 17 + int(sizeof(Scene)) ? 0 : 1;
+}"""
+    program = host_runtime.run_program(code)
+    assert (program.status, program.notes) == (0, ())

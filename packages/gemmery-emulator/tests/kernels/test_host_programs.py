@@ -16,6 +16,7 @@ from gemmery_emulator.kernels.command import emulate
 from gemmery_emulator.kernels.device_heap import DeviceHeap
 from gemmery_emulator.kernels.device_part import program_of
 from gemmery_emulator.kernels.host_part import host_texts
+from gemmery_emulator.kernels.source_kernels import kernels_of
 
 pytestmark = [
     pytest.mark.sampled(3),
@@ -99,6 +100,12 @@ def test_a_program(capfd):
          "device to host, but to the device's", 7),
         ("float* p; cudaMalloc(&p, 16); cudaFree(p); return cudaFree(p);", "free already", 1),
         ("float* p; cudaMalloc(&p, 16); p[1] = 3;", r"device memory \(p \(line 7\)\): copy it", 139),
+        ("int none = 0; int* p = &none; return 4 / *p;", "division of a whole number by zero", 136),
+        ("abort();", r"ended by abort\(\)", 134),
+        ("std::vector<int> x; return x.at(1);", r"ended by abort\(\)", 134),
+        ("volatile char x[64 << 20]; x[0] = 1; return x[0];", "its stack was full", 139),
+        ("static int (*f)(int) = [](int n) { volatile char x[4096]; x[n & 1] = 1; return f(n + 1) + x[0]; }; f(0);",
+         "its stack was full", 139),
         ("int* p = 0; cudaError_t e = cudaMalloc(&p, 1ull << 60); return e;", "", 2),
     ],
 )  # fmt: skip
@@ -436,3 +443,13 @@ def test_the_command(tmp_path: Path):
     assert emulate(file, run=True, arg=["two", "three"])() == 3
     with pytest.raises(ArgumentError, match="--grid with --run"):
         emulate(file, run=True, grid="4")
+
+
+def test_kernels_and_functions_of_files_beside_the_program(tmp_path):
+    (tmp_path / "k.cu").write_text("__global__ void k(int* x) { *x += 4; }\nint three() { return 3; }\n")
+    main = "int *x; cudaMallocManaged(&x, 4); *x = three(); k<<<1, 1>>>(x); cudaDeviceSynchronize(); return *x - 7;"
+    file = tmp_path / "main.cu"
+    file.write_text(f"__global__ void k(int* x);\nint three();\nint main() {{ {main} }}\n")
+    program = host_runtime.run_program(file)
+    assert (program.status, program.launches, program.notes) == (0, {"k": 1}, ())
+    assert kernels_of(file.read_text(), file.name, tmp_path) == {}

@@ -119,7 +119,7 @@ def test_a_file_with_a_byte_order_mark_runs_and_others_are_refused_in_words(fold
     assert "kernel='g': bom.cu has the kernels a::f; name one of them" in capsys.readouterr().err
     (folder / "none.cu").write_text("int f() { return 1; }")
     assert cli.run(["emulate", "none.cu"]) == 2
-    assert "none.cu has no __global__ function; give a file with a kernel" in capsys.readouterr().err
+    assert "none.cu has no kernel (no __global__ function): give a file that defines one" in capsys.readouterr().err
 
 
 def test_what_is_refused_late_prints_and_writes_nothing(folder, capsys):

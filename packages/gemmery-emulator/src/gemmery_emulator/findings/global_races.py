@@ -83,6 +83,21 @@ class GlobalRaces(Observer):
         opcode = machine.kernel.instructions[index].opcode
         touch = self.grid.writes if "bulk_group" in opcode.modifiers else self.grid.reads
         touch(index, addresses, threads, width, bool(self._atomic[index]))
+        if touch == self.grid.reads:
+            self._unfenced(index, *self.grid.ordered_writes(index, addresses, threads, width))
+
+    def _unfenced(self, index: int, stamps: Words, threads: Words, addresses: Words) -> None:
+        """Report a bulk copy of what threads stored without a fence.proxy.async since.
+
+        Of stores of another block only those of a kernel without such a fence are known to lack it.
+        """
+        then, second, _, _, one_block = self._pairs(threads, stamps)
+        fenced = self._clocks.fenced["global"]
+        rows = threads // self._machine.block_threads if len(fenced) > 1 else np.zeros_like(threads)
+        late = stamps >> self.grid.fields.clock_at > fenced[rows, second >> 5, second & 31]
+        fences = any("global" in spaces for spaces in self._orders.proxied)
+        late &= self._orders.stores[then] & (one_block | (not fences))
+        self._first_of_each("misuse", index, threads, addresses, stamps, late)
 
     def fenced(self, machine: Machine, index: int, mask: Mask) -> None:
         if not (self._orders.hands_over and self._orders.fence[index]):
@@ -201,7 +216,8 @@ class GlobalRaces(Observer):
             thread, address = int(threads[first]), int(addresses[first])
             clock = int(others[first]) >> self.grid.fields.clock_at
             reason = messages.reason(machine, kind, self._handover.releases.missed.get((place[1] & 31, clock)))
-            message = partial(messages.grid_race, machine, index, thread, address, other, place, reason)
+            report = messages.unfenced if kind == "misuse" else messages.grid_race
+            message = partial(report, machine, index, thread, address, other, place, reason)
             self._collection.add(machine, kind, index, thread, int(these.sum()), message, other, strength)
 
     def _pairs(self, threads: Words, others: Words) -> tuple[Words, Words, Words, Flags, Flags]:

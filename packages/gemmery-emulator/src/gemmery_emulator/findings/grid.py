@@ -240,6 +240,17 @@ class GridHistory:
             return 0
         return self._written.empty(low, high) << self._shift
 
+    def ordered_writes(self, index: int, addresses: Words, threads: Words, width: int) -> tuple[Words, Words, Words]:
+        """The plain writes that are ordered before these reads: their stamps, and the reads' threads and addresses."""
+        read = self._touch(index, addresses, threads, width, atomic=False)
+        if self._full or not self._written.touches(read.low, read.high):
+            return threads[:0], threads[:0], threads[:0]
+        then = self._written.at(read.places, read.low, read.high)[read.places].astype(np.int64) & ~self.fields.atomic
+        some = then.nonzero()[0]
+        own = (then[some] ^ read.stamps[some]) & self._someone == 0
+        some = some[own | ~self._unordered(read.threads[some], read.stamps[some], then[some])]
+        return then[some], read.threads[some], read.places[some] << self._shift
+
     def reads(self, index: int, addresses: Words, threads: Words, width: int, atomic: bool) -> None:
         """Threads of the chunk load `width` bytes each."""
         read = self._touch(index, addresses, threads, width, atomic)

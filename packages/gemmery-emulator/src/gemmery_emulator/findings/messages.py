@@ -119,6 +119,13 @@ def race(machine: Machine, index: int, number: int, where: int, other: int, own:
     )
 
 
+def unfenced(machine: Machine, index: int, thread_of: int, at: int, other: int, *_: object) -> str:
+    """A bulk copy of global memory that a thread has stored."""
+    copies = f"{thread(machine, thread_of)} copies {address(machine, 'global', at)} by the async proxy"
+    way = "without a fence.proxy.async since: put one after the store, before what orders the two"
+    return f"{copies}, which was written at {line_of(machine, other)} {way}"
+
+
 def grid_race(
     machine: Machine, index: int, number: int, where: int, other: int, place: tuple[int, int], reason: str
 ) -> str:

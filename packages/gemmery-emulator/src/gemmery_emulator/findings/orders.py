@@ -7,7 +7,7 @@ does not, which PTX has not guaranteed since sm_70.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -28,11 +28,20 @@ OWN_SCOPES = frozenset(("cta", "cluster"))
 CLUSTER = frozenset(("cluster", "shared::cluster", "multicast::cluster"))  # what blocks of a cluster share
 COUNTS = frozenset(("add", "inc", "dec"))
 ELSEWHERE = frozenset(("proxy", "mbarrier_init"))  # fences for asynchronous units alone
+SPACES = ("shared", "global")  # whose accesses asynchronous units see after a fence.proxy.async
 
 
 def is_fence(opcode: Opcode) -> bool:
     """Whether it is a fence between threads, and not only for asynchronous units."""
     return opcode.name == "membar" or (opcode.name == "fence" and ELSEWHERE.isdisjoint(opcode.modifiers))
+
+
+def proxied(opcode: Opcode) -> tuple[str, ...]:
+    """The spaces of a fence.proxy.async; none of another instruction."""
+    words = opcode.modifiers
+    if opcode.name != "fence" or "proxy" not in words:
+        return ()
+    return SPACES if words == ("proxy", "async") else SPACES[1:] if words[-1] == "global" else SPACES[:1]
 
 
 class Orders:
@@ -47,6 +56,7 @@ class Orders:
         self.atomic = updates | adds | _flags(index in retried for index in range(len(opcodes)))
         self.volatile = _flags("volatile" in opcode.modifiers for opcode in opcodes)
         self.fence = _flags(map(is_fence, opcodes))  # between threads
+        self.proxied = [proxied(opcode) for opcode in opcodes]
         # Atomics and fences with the scope of one block or cluster.
         self.own = _flags(not OWN_SCOPES.isdisjoint(opcode.modifiers) for opcode in opcodes) & (updates | self.fence)
         self.stores = _flags(opcode.name == "st" for opcode in opcodes)  # whose values are known
@@ -112,8 +122,8 @@ class Clocks:
         self.known = np.zeros((blocks, warps, warps), np.int64)
         self.publishing = Publishing(blocks, warps)
         self.ticks = 0  # how often a clock or what is known has changed
-        # The latest clock of each lane that a fence.proxy.async has seen: (blocks, warps, lanes).
-        self.fenced = np.zeros((blocks, warps, WARP), np.int64)
+        # The latest clock of each lane that a fence.proxy.async has seen, for each of SPACES: (blocks, warps, lanes).
+        self.fenced = {space: np.zeros((blocks, warps, WARP), np.int64) for space in SPACES}
         self._released: dict[Any, Words] = {}  # by key: (blocks, warps)
         # The latest clock at which each lane has met each other one of its warp while others stayed away:
         # (blocks, warps, lanes, others); None until some lanes of a warp meet.
@@ -138,7 +148,8 @@ class Clocks:
         self.blocks = blocks
         lanes = self.publishing
         lanes.waited, lanes.wrote = np.tile([lanes.waited, lanes.wrote], (blocks, 1, 1))
-        self.clock, self.fenced = np.tile(self.clock, (blocks, 1)), np.tile(self.fenced, (blocks, 1, 1))
+        self.clock = np.tile(self.clock, (blocks, 1))
+        self.fenced = {space: np.tile(clocks, (blocks, 1, 1)) for space, clocks in self.fenced.items()}
         self.known, self._at_fence, self._received = (
             np.tile(clocks, (blocks, 1, 1)) for clocks in (self.known, self._at_fence, self._received)
         )
@@ -190,16 +201,18 @@ class Clocks:
             self.publishing.meet(lanes, self.clock)
             self.has_released(late)
 
-    def fences(self, lanes: Flags) -> None:
-        """Asynchronous units see everything that these lanes (blocks, warps, 32) have seen: fence.proxy.async.
+    def fences(self, lanes: Flags, spaces: Sequence[str]) -> None:
+        """Asynchronous units see what these lanes (blocks, warps, 32) have seen of some spaces: fence.proxy.async.
 
         It orders a thread's own accesses alone: lanes do not see each other's by it, as they do by __syncwarp().
         """
         warps: Flags = np.any(lanes, axis=2)
         known = np.where(warps[:, :, None], self.known, 0).max(axis=1)
-        self.fenced = np.maximum(self.fenced, np.maximum(known[..., None], np.where(lanes, self.clock[..., None], 0)))
+        latest = np.maximum(known[..., None], np.where(lanes, self.clock[..., None], 0))
         if self.lanes is not None:
-            self.fenced = np.maximum(self.fenced, np.where(lanes[..., None], self.lanes, 0).max(axis=2))
+            latest = np.maximum(latest, np.where(lanes[..., None], self.lanes, 0).max(axis=2))
+        for space in spaces:
+            self.fenced[space] = np.maximum(self.fenced[space], latest)
         self._advance(warps)
 
     def release(self, warps: Flags, key: Any) -> None:

@@ -85,7 +85,8 @@ class History:
         stamps = self._stamps(threads) | index << INDEX_AT
         written = self._written[places]
         if stores is not None:
-            fenced = self._clocks.fenced.reshape(-1)[threads // self._threads * self._threads + (written & THREAD)]
+            lanes = threads // self._threads * self._threads + (written & THREAD)
+            fenced = self._clocks.fenced["shared"].reshape(-1)[lanes]
             unfenced = stores[written >> INDEX_AT & INDEX] & (written >> CLOCK_AT > fenced) & (written & UNDER_WAY == 0)
             self._emit("unfenced", index, unfenced, places, threads, written)
         if written.min() <= 0 or written.max() >= self._new:

@@ -89,7 +89,7 @@ class SharedRaces(Observer):
         if self._orders.fence[index]:
             self.clocks.orders(self.followed.warps(mask))
         else:
-            self.clocks.fences(self.followed.lanes(mask))
+            self.clocks.fences(self.followed.lanes(mask), self._orders.proxied[index])
 
     def _receives(self, machine: Machine, event: Access) -> None:
         """Threads store to shared memory of other blocks of their cluster, where it counts as written from now on."""

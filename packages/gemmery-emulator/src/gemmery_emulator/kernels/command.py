@@ -300,15 +300,15 @@ def announcer(write: Callable[[str], object], clock: Callable[[], float] = monot
     ...     call(done, 1000)
     the others take about 33 minutes. Ctrl-C ends this; a smaller --grid finds most faults, too
     """
-    begin, after = -1.0, FIRST
+    begin, after = 0.0, FIRST
 
     def announce(done: int, blocks: int) -> None:
         nonlocal begin, after
         now = clock()
-        if begin < 0:
-            begin = now
+        if not done:  # of each launch of a program
+            begin, after = now, FIRST
         past = now - begin
-        if not done or past < after:
+        if past < after:
             return
         after = 4 * past
         rest = past / done * (blocks - done)

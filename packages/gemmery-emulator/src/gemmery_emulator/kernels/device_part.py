@@ -57,6 +57,12 @@ HOST_CODE = (
 )
 _ERROR = re.compile(r"(?:^|: )([^\s()]+)\((\d+)\): (?:catastrophic )?error:? ?(.*)\n.*\n  ([ \t]*)\^", re.MULTILINE)
 _NEWER = re.compile(r"error: \"auto\" is not allowed here|\"(?:concept|requires|consteval)\"")  # what C++20 has
+# The bytes of containers of the host, by 8, as GCC's library has them: members of types that kernels take.
+_WORDS = {
+    "vector": 3, "string": 4, "list": 3, "deque": 10, "queue": 10, "stack": 10, "map": 6, "set": 6, "multimap": 6,
+    "unordered_map": 7, "unordered_set": 7, "function": 4, "mutex": 5, "thread": 1, "unique_ptr": 1, "shared_ptr": 2,
+}  # fmt: skip
+_OF_TYPE = re.compile(r"\b__(?:host|device)__\b")
 _NUMBER = re.compile(r"(?<!constexpr )\b(const)\s+(?:float|double)\s+\w+\s*=(?!=)")
 # A condition that a macro makes true: X, defined(X), X == 2.
 _ASKED = re.compile(r"[\s(]*(?:defined\b[\s(]*)?([A-Za-z_]\w*)\b[\s)]*(?:[=>]=\s*(\d+)[\s)]*)?")
@@ -291,6 +297,10 @@ class SourceProgram:
             # NVRTC takes it for a variable of the device, whose value may name no other one.
             if const := _NUMBER.search(each.source.words[0].decode(), each.start, each.stop):
                 yield *const.span(1), "constexpr"
+        elif each.kind == "type" and each.body[1] and not each.source.text[each.body[1] + 1 : each.stop].strip("; \n"):
+            # NVRTC refuses the marks of a type that declares no variable, which nvcc does not look at.
+            for mark in _OF_TYPE.finditer(each.source.words[0].decode(), each.start, each.body[0]):
+                yield *mark.span(), ""
         elif self.is_host(each, owner) and each.body[1]:  # it is virtual: its place in the table stays
             yield *each.body, ";"
         for member in each.members if each.place in self.reached else ():
@@ -374,7 +384,7 @@ def _is_in_body(each: Declaration, at: int) -> bool:
 
 
 def _declared(names: Sequence[str]) -> str:
-    """Declarations of types that are not known: a pointer to one has 8 bytes."""
+    """Declarations of types that are not known: a pointer to one has 8 bytes, a container of the host's its own."""
     texts = []
     for name in names:
         if name.startswith("namespace "):
@@ -382,7 +392,8 @@ def _declared(names: Sequence[str]) -> str:
             continue
         *scopes, last = name.removesuffix("<").split("::")
         begin = "".join(f"namespace {scope} {{ " for scope in scopes)
-        texts.append(f"{begin}{'template <class...> ' * name.endswith('<')}struct {last};{' }' * len(scopes)}\n")
+        body = f" {{ void* words[{_WORDS[last]}]; }}" if scopes == ["std"] and last in _WORDS else ""
+        texts.append(f"{begin}{'template <class...> ' * name.endswith('<')}struct {last}{body};{' }' * len(scopes)}\n")
     return "".join(texts)
 
 

@@ -20,12 +20,24 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from gemmery.errors import ArgumentError, GemmeryError, InstallError
+from gemmery.errors import ArgumentError, CompileError, GemmeryError, InstallError
 
 SHORT_HELP = "Check .cu files for faults, as before a commit."
 SERVES = "Serve the emulator to an assistant (MCP)."
 _LAUNCH = re.compile(r"^\s*(?://|\*|/\*)\s*gemmery:\s*(.+?)(?:\s*\*/)?\s*$", re.MULTILINE)
 _PLACE = re.compile(r"([^\s:()]+\.(?:cu|cuh|h|hpp|cpp))[:(](\d+)[):]")
+_DEVICE_CODE = re.compile(r"__global__|<<\s*<")
+# What the host part of a program lacks on this machine, which is no fault of the file.
+_LACKS = re.compile(
+    r"[^\n:]*: No such file or directory|[^\n:]* file not found|does not link: [^\n]*"
+    r"|[^\n]*/cccl/[^\n]*error:[^\n]*"
+    r"|.(?:thrust|cu[A-Z_a-z]|CU|nv|nccl)\w*. (?:was not|has not been|is not|does not)[^\n]*"
+)
+_ARGUMENT = re.compile(r"did not compile for \S+: (?:error: )?identifier \"(\w+)\" is undefined")
+_UNKNOWN = (
+    "was not compiled: the file does not tell the arguments of the template; launch it with those in a comment, "
+    '`// gemmery: -k "{}<...>" --grid 1 ...`'
+)
 KNOWN = {"-k": "kernel", "--kernel": "kernel", "-a": "arg", "--arg": "arg", "-o": "option", "--option": "option",
          "--grid": "grid", "--block": "block", "--shared": "shared", "--arch": "arch"}  # fmt: skip
 
@@ -37,6 +49,7 @@ class Fault:
     file: Path
     line: int
     message: str
+    counts: bool = True  # False for what was not checked, and why
 
     def __str__(self) -> str:
         return self.message if self.message.startswith(self.file.name) else f"{self.file}: {self.message}"
@@ -44,7 +57,7 @@ class Fault:
     def annotation(self) -> str:
         """The form in which an action of GitHub marks a line."""
         text = self.message.replace("%", "%25").replace("\n", "%0A")
-        return f"::error file={self.file},line={max(self.line, 1)}::{text}"
+        return f"::{'error' if self.counts else 'notice'} file={self.file},line={max(self.line, 1)}::{text}"
 
 
 def launches_of(text: str) -> list[dict[str, Any]]:
@@ -82,15 +95,17 @@ def _separated(word: str) -> list[str]:
 
 def faults_of(file: Path) -> Iterator[Fault]:
     """Run or compile what is in a file, and yield what is wrong with it."""
+    from gemmery_emulator.kernels.kernel import read_source
+
     try:
-        text = file.read_text(encoding="utf-8-sig", errors="replace")
+        text, _, _ = read_source(file)
         launches = launches_of(text)
         if launches:
             for launch in launches:
                 yield from _of_launch(file, launch)
-        elif re.search(r"^\s*(?:int|void|auto)\s+main\s*\(", text, re.MULTILINE) and "__global__" in text:
-            yield from _of_program(file)
-        elif "__global__" in text:
+        elif re.search(r"^\s*(?:int|void|auto)\s+main\s*\(", text, re.MULTILINE) and _DEVICE_CODE.search(text):
+            yield from _of_program(file, text)
+        else:
             yield from _of_kernels(file, text)
     except InstallError:
         raise
@@ -115,10 +130,18 @@ def _of_launch(file: Path, launch: dict[str, Any]) -> Iterator[Fault]:
     yield from (_fault(file, str(finding)) for finding in run.findings)
 
 
-def _of_program(file: Path) -> Iterator[Fault]:
+def _of_program(file: Path, text: str) -> Iterator[Fault]:
     from gemmery_emulator.kernels.host_runtime import run_program
 
-    program = run_program(file)
+    try:
+        program = run_program(file)
+    except CompileError as error:
+        if not (lacks := _LACKS.search(str(error))):
+            raise
+        words = f"{file.name}: main() does not run here, and each kernel is only compiled: {lacks[0].strip()}"
+        yield Fault(file, 0, words, counts=False)
+        yield from _of_kernels(file, text)
+        return
     yield from (_fault(file, note) for note in program.notes)
     yield from (_fault(file, str(finding)) for run in program.runs for finding in run.findings)
     if program.status:
@@ -126,15 +149,24 @@ def _of_program(file: Path) -> Iterator[Fault]:
 
 
 def _of_kernels(file: Path, text: str) -> Iterator[Fault]:
-    from gemmery_emulator.kernels.kernel import compiled_kernel
+    from gemmery_emulator.kernels.kernel import NONE, compiled_kernel
     from gemmery_emulator.kernels.source_kernels import kernels_of
 
-    for instances in kernels_of(text, file.name, file.parent).values():
+    kernels = kernels_of(text, file.name, file.parent)
+    if not kernels:
+        yield Fault(file, 0, f"{file.name} {NONE}", counts=False)
+    for kernel, instances in kernels.items():
+        unknown = "" if instances else kernel
         for instance in instances:
             try:
                 compiled_kernel(text, file.name, file.parent, instance, "sm_90")
             except GemmeryError as error:
-                yield _fault(file, str(error))
+                if (name := _ARGUMENT.search(str(error))) and re.search(rf"<.*\b{name[1]}\b", instance):
+                    unknown = instance
+                else:
+                    yield _fault(file, str(error))
+        if unknown:
+            yield Fault(file, 0, f"{file.name}: {unknown} {_UNKNOWN.format(kernel)}", counts=False)
 
 
 def _fault(file: Path, message: str) -> Fault:
@@ -162,12 +194,16 @@ def faults(
 
 
 def _faults(files: list[Path], github: bool) -> int:
-    count = 0
+    from gemmery_emulator.kernels.command import announcer
+    from gemmery_emulator.run import progress
+
+    count, before = 0, progress.set(announcer(sys.stderr.write))
     for file in files:
         for fault in faults_of(file):
-            count += 1
+            count += fault.counts
             sys.stdout.write(f"{fault.annotation() if github else fault}\n")
             sys.stdout.flush()
+    progress.reset(before)
     sys.stdout.write(f"{count} fault{'s' * (count != 1)} in {len(files)} file{'s' * (len(files) != 1)}\n")
     return 1 if count else 0
 

@@ -27,7 +27,7 @@ from gemmery_emulator.arguments import BoundArguments
 from gemmery_emulator.kernels import host_part
 from gemmery_emulator.kernels.blas_calls import MAPPING, BlasCalls, UnmappedError
 from gemmery_emulator.kernels.device_heap import DeviceHeap
-from gemmery_emulator.kernels.device_part import SourceProgram, program_of
+from gemmery_emulator.kernels.device_part import program_of
 from gemmery_emulator.kernels.host_part import SECONDS, HostClock, allocation_name, instance, plain
 from gemmery_emulator.kernels.kernel import CompiledKernel, compiled_kernel, read_source, run_launch
 from gemmery_emulator.kernels.kernel_run import KernelRun
@@ -39,6 +39,14 @@ from gemmery_emulator.run import EmulatedRun
 
 STOP = -(1 << 62)
 FAULT = 1 << 62  # marks the address of a fault of the host's
+OVERFLOW = "for its stack was full: an array that is too large for it belongs on the heap, and a recursion has to end"
+# How a program ends by a signal; an access outside of its memory is told by its address.
+ENDS: dict[int, str] = {
+    signal.SIGABRT: "by abort(): an assertion that does not hold, or an exception that nobody catches",
+    signal.SIGFPE: "by a division of a whole number by zero: compare the divisor first",
+    signal.SIGILL: "by a trap of the host's compiler: a function that should return a value may end without one",
+    **dict.fromkeys((signal.SIGSEGV, signal.SIGBUS), OVERFLOW),
+}
 INVALID, NO_MEMORY, CONFIGURATION, SYMBOL, DIRECTION, UNKNOWN = 1, 2, 9, 13, 21, 999  # CUDA's errors
 MEMORY = 8 << 30  # bytes of device memory, whatever the card has
 MOST_LAUNCHES = 100_000
@@ -355,12 +363,11 @@ def run_program(
     text, name, folder = read_source(source)
     others = tuple(each for each in options if each.endswith(host_part.OTHERS))
     device_options = tuple(each for each in options if each not in others)
-    program = program_of(text, name, device_options, folder, include.folders())
     if not re.search(r"\bmain\s*\(", text):
         raise CompileError(f"{name} has no main(): call its kernels by gm.emulate, or `gemmery emulate` without --run")
     runtime = Runtime(text, name, folder, arch, device_options, cards.card(card or arch.rstrip("af")), card, check)
     with host_part.build_folder() as into:
-        built = _linked(program, folder, options, Path(into))
+        runtime.text, built = _linked(text, name, folder, options, Path(into))
         if not hasattr(built, "main"):
             raise CompileError(f"{name} declares main() and has no body of it: pass its file, such as -o main.cpp")
         called = ctypes.CFUNCTYPE(ctypes.c_longlong, ctypes.c_char_p, ctypes.POINTER(ctypes.c_longlong), ctypes.c_int)
@@ -380,26 +387,34 @@ def run_program(
         runtime.note(0, f"{name}: main() was ended after {seconds:g} seconds of its own code, without launches: {rest}")
     if fault.value & FAULT:
         runtime.note(0, _fault(runtime, fault.value & ~FAULT))
+    elif fault.value in ENDS:
+        runtime.note(0, f"{name}: main() ended {ENDS[fault.value]}")
     runs = tuple(runtime.totals.values())
     return ProgramRun(status, runs, runtime.launches, tuple(runtime.notes), runtime.clock if card else None)
 
 
-def _linked(program: SourceProgram, folder: Path | None, options: Sequence[str], into: Path) -> ctypes.CDLL:
-    """The host part as a library, with the files of host code beside it that define what it lacks."""
-    known = list[str]()
-    beside = [each for ending in host_part.OTHERS for each in sorted(folder.glob(f"*{ending}"))] if folder else []
+def _linked(text: str, name: str, folder: Path | None, options: Sequence[str], into: Path) -> tuple[str, ctypes.CDLL]:
+    """A program with the .cu files beside it that define what it lacks, and its host part as a library, with such files
+    of host code.
+    """
+    known, endings = list[str](), (*host_part.OTHERS, ".cu")
+    beside = [each for ending in endings for each in sorted(folder.glob(f"*{ending}"))] if folder else []
+    own = tuple(each for each in options if not each.endswith(host_part.OTHERS))
     while True:
+        program = program_of(text, name, own, folder, include.folders())
+        added = [each for each in known if not each.endswith(".cu")]
         try:
-            return ctypes.CDLL(str(host_part.library(program, folder, [*options, *known], into)))
+            return text, ctypes.CDLL(str(host_part.library(program, folder, [*options, *added], into)))
         except OSError as error:
             what = str(error).rpartition(": ")[2]
             mangled = re.match(r"_Z(\d+)(\w+)", what)
             lacked = mangled[2][: int(mangled[1])] if mangled else what
             defines = re.compile(rf"^(?:[\w ].*\b)?{re.escape(lacked)}\s*\([^;{{]*\)\s*\{{", re.MULTILINE)
             texts = {str(each): each.read_text(encoding="utf-8", errors="replace") for each in beside}
-            others = [each for each, text in texts.items() if defines.search(text) and "main(" not in text]
+            others = [each for each, other in texts.items() if defines.search(other) and "main(" not in other]
             if len(others) == 1 and others[0] not in known and others[0] not in options:
                 known += others
+                text += f'\n#include "{Path(others[0]).name}"\n' * others[0].endswith(".cu")
                 continue
             rest = "other files of the program are given as options, such as --option other.cpp"
             raise CompileError(f"the host part of {program.name} does not link: {what}; {rest}") from None

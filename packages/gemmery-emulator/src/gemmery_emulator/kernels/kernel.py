@@ -22,6 +22,7 @@ from gemmery_emulator.findings import Finding
 from gemmery_emulator.kernels.kernel_run import KernelRun, with_page
 from gemmery_emulator.kernels.launch_checks import Sides, architecture, argument, dims, steps, type_error
 from gemmery_emulator.kernels.programs import listed, parsed, prepared, refusal
+from gemmery_emulator.kernels.project import as_nvcc_reads
 from gemmery_emulator.kernels.python_kernels import FORMS, launch_of
 from gemmery_emulator.lockstep import LIMIT
 from gemmery_emulator.lower import LoweredKernel
@@ -224,6 +225,9 @@ def read_source(source: str | Path) -> tuple[str, str, Path | None]:
     raise ArgumentError(f"source={source!r}: {FORMS}")
 
 
+NONE = "has no kernel (no __global__ function): give a file that defines one, or the one that includes this file"
+
+
 def _is_ptx(text: str) -> bool:
     return re.search(r"^\s*\.version\s", text, re.MULTILINE) is not None
 
@@ -253,7 +257,7 @@ def compiled_kernel(
         whole = including(folder, name) if folder is not None else None
         if whole is None or whole.name in texts:
             raise
-        with suppress(CompileError):
+        with suppress(CompileError, ArgumentError):
             compiled = compiled_kernel(_read(whole), whole.name, whole.parent, kernel, arch, options)
             note = f"it does not compile by itself, and was compiled as a part of {whole.name}, which includes it"
             return compiled._replace(warnings=(*compiled.warnings, (note, name, 1)))
@@ -332,7 +336,7 @@ def _read(path: Path) -> str:
         text = data.decode("utf-16" if wide else "utf-8-sig")
     except UnicodeDecodeError:  # an older encoding, in comments
         text = data.decode("latin-1")
-    return text + "\n" * text.rstrip().endswith("\\")  # which NVRTC refuses, and nvcc does not
+    return as_nvcc_reads(text, path.name)
 
 
 # What NVRTC says about the statement that it adds for the name of a kernel, which nobody wrote.
@@ -370,8 +374,7 @@ def only_kernel(source: str | Path) -> str:
 
         names = [each for kernel, instances in kernels_of(text, name, folder).items() for each in instances or [kernel]]
     if len(names) != 1:
-        none = "no __global__ function; give a file with a kernel"
-        raise ArgumentError(f"{name} has {f'the kernels {listed(names)}: name one' if names else none}")
+        raise ArgumentError(f"{name} {f'has the kernels {listed(names)}: name one' if names else NONE}")
     return names[0]
 
 

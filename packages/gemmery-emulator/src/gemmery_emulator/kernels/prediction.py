@@ -23,7 +23,7 @@ from gemmery_emulator.op import Indices
 from gemmery_emulator.pace import UNITS, Pace, Paced, shares
 from gemmery_emulator.pace.clocks import QUARTERS
 from gemmery_emulator.pace.demand import KINDS
-from gemmery_emulator.pace.register_banks import bank_conflicts
+from gemmery_emulator.pace.register_banks import bank_conflicts, code_of
 from gemmery_emulator.pace.warp_timeline import WarpTimeline
 from gemmery_emulator.ptx import Line
 from gemmery_emulator.run import EmulatedRun
@@ -279,7 +279,8 @@ class SampledLaunch:
         before = spellings[: spellings.index(WAIT)] if WAIT in spellings else []
         ahead = overlaps and any("prefetch" in each and "L2" in each for each in before)
         launch = self.launch
-        conflicts = bank_conflicts(self.cubin, MOST_LANES // PIPES[device.capability].fma)
+        code = code_of(self.cubin, self.program.kernel.name)
+        conflicts = bank_conflicts(code, MOST_LANES // PIPES[device.capability].fma)
         return LaunchShape(
             launch.blocks, launch.block_threads, full.blocks, launch.together, size, lines, overlaps, ahead, conflicts
         )

@@ -11,6 +11,7 @@ from pathlib import Path
 from gemmery.cuda import include
 
 INCLUDE = re.compile(r"^\s*#\s*include\s*([<\"])([^>\"]+)[>\"]", re.MULTILINE)
+_IMPORT = re.compile(r"^(\s*#\s*)import(?=\s*[<\"])", re.MULTILINE)
 _BESIDE = ("", "include", "inc", "common", "Common", "utils", "common/inc")  # folders of a project's headers
 _ENDINGS = (".h", ".cuh", ".hpp", ".hh", ".hxx", ".inl", ".inc", ".cu")
 _MOST_FOLDERS = 5000  # of a project that are searched for headers
@@ -41,14 +42,22 @@ def headers_of(
             if path is not None and (first := read.setdefault(path.resolve(), header)) != header:
                 texts[header] = f'#include "{first}"\n'  # by another name
             elif path is not None:
-                whole = path.read_text(encoding="utf-8", errors="replace")
-                texts[header] = whole + "\n" * whole.rstrip().endswith("\\")  # which NVRTC refuses, and nvcc does not
+                texts[header] = as_nvcc_reads(path.read_text(encoding="utf-8", errors="replace"), path.name)
                 pending.append((texts[header], path.parent))
             elif include.wheel(header):
                 wheels.add(include.wheel(header))
             else:
                 empty.append(header)
     return texts, empty, tuple(sorted(wheels))
+
+
+def as_nvcc_reads(text: str, name: str) -> str:
+    """A file's text without what NVRTC refuses and nvcc does not: a backslash at its end, #import for #include, and
+    #pragma once in a file that includes itself.
+    """
+    text = _IMPORT.sub(r"\1include", text) + "\n" * text.rstrip().endswith("\\")
+    once = "#pragma once" in text
+    return re.sub(rf"^[ \t]*#\s*include\s*\"{re.escape(name)}\"", "", text, flags=re.MULTILINE) if once else text
 
 
 def _searched(folder: Path | None) -> list[Path]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from tree_sitter import Query, QueryCursor
 
 from gemmery.cuda import include
 from gemmery.errors import ArgumentError
-from gemmery_emulator.kernels.declarations import LANGUAGE, Declaration, Source, function_of
+from gemmery_emulator.kernels.declarations import LANGUAGE, WORD, Declaration, Source, function_of
 from gemmery_emulator.kernels.device_part import program_of
 from gemmery_emulator.kernels.programs import listed
 
@@ -27,6 +27,8 @@ def kernels_of(text: str, name: str = "kernel.cu", folder: Path | None = None) -
 
     >>> kernels_of("template <int N> __global__ void f(int* x) { *x = N; } int main() { f<4><<<1, 1>>>(0); }")
     {'f': ('f<4>',)}
+    >>> kernels_of("template <int N> __global__ void f() {} int main() { const int n = 8; f<n><<<1, 1>>>(); }")
+    {'f': ('f<8>',)}
     >>> kernels_of("namespace lab { __global__ void g(int* x) { *x = 1; } }")
     {'lab::g': ('lab::g',)}
     >>> kernels_of("__global__ void h(int* x, int n = 1) {} __global__ void h(const float x[], long) {}")
@@ -34,8 +36,9 @@ def kernels_of(text: str, name: str = "kernel.cu", folder: Path | None = None) -
     """
     program = program_of(text, name, (), folder, include.folders())
     instances: dict[str, tuple[str, ...]] = {}
+    of_file, values = program.by_name.keys() | program.macros.keys(), _constants(text)
     overloads: dict[str, dict[str, Any]] = {}  # by parameters, the conditions of #if
-    for each in program.kernels(name):
+    for each in (it for it in program.kernels(name) if it.body[1]):  # others are declared alone
         alone = each.title.removesuffix("()")
         called = f"{each.scope}::{alone}" if each.scope else alone
         if "template" not in each.head:
@@ -46,7 +49,8 @@ def kernels_of(text: str, name: str = "kernel.cu", folder: Path | None = None) -
             instances[called] = tuple(of_name) if len(of_name) > 1 else (called,)
         elif re.search(r"\btemplate\s*<\s*[^>\s]", each.source.text[each.start : each.stop]):
             launched = re.findall(rf"\b{alone}\s*(<[^;{{}}()]*?>)\s*<<\s*<", text)
-            instances[called] = tuple(dict.fromkeys(f"{called}{' '.join(each.split())}" for each in launched))
+            known = (WORD.sub(lambda word: _constant(word[0], of_file, values), each) for each in launched)
+            instances[called] = tuple(dict.fromkeys(f"{called}{' '.join(each.split())}" for each in known))
     return instances
 
 
@@ -139,10 +143,7 @@ def launch_of(text: str, kernel: str) -> tuple[Any, Any, tuple[Any, ...]]:
     >>> launch_of("#define N 1000\nint main() { dim3 b(16, 16); f<<<(N + 15) / 16, b>>>(x, N, 2.5f); }", "f")
     (63, (16, 16), (None, 1000, 2.5))
     """
-    values: dict[str, str] = {}
-    for match in _NAMED.finditer(_COMMENT.sub(" ", text)):
-        name, value = next(pair for pair in zip(match.groups()[::2], match.groups()[1::2], strict=True) if pair[0])
-        values[name] = value if values.get(name, value) == value else ""  # of two values neither is known
+    values = _constants(text)
     called = kernel.partition("<")[0].rpartition("::")[2].strip()
     source = Source(text.replace("<< <", "<<<").replace(">> >", ">>>"))  # as formatters write it
     for _, captures in QueryCursor(_LAUNCHES).matches(source.root):
@@ -156,6 +157,21 @@ def launch_of(text: str, kernel: str) -> tuple[Any, Any, tuple[Any, ...]]:
             grid, block, *_ = *parts[0], None, None
             return grid, block, tuple(parts[1])
     return None, None, ()
+
+
+def _constants(text: str) -> dict[str, str]:
+    """The expressions of a text's constants and variables, "" where one has several."""
+    values: dict[str, str] = {}
+    for match in _NAMED.finditer(_COMMENT.sub(" ", text)):
+        name, value = next(pair for pair in zip(match.groups()[::2], match.groups()[1::2], strict=True) if pair[0])
+        values[name] = value if values.get(name, value) == value else ""  # of two values neither is known
+    return values
+
+
+def _constant(name: str, of_file: Collection[str], values: Mapping[str, str]) -> str:
+    """The value of a name that only a function of the host knows, or the name."""
+    value = _value(name, values) if name not in of_file else None
+    return name if value is None else str(value)
 
 
 def _value(expression: str, values: Mapping[str, str], depth: int = 0) -> Any:

@@ -429,14 +429,25 @@ namespace nvcuda { namespace wmma {} }
 // exit() here, as those of headers of C++ are not to be renamed.
 extern "C" [[noreturn]] inline __attribute__((used)) void __wrap_exit(int code) { gemmery::leave(code); }
 namespace gemmery {
-inline void caught(int, siginfo_t* info, void*) {
-  fault = reinterpret_cast<long long>(info->si_addr) | 1ll << 62;
-  leave(139);
+inline char stack[1 << 16];  // of handlers, for there may be no other
+inline uintptr_t top;  // of main()'s stack
+inline void caught(int number, siginfo_t* info, void* context) {
+  const uintptr_t at = reinterpret_cast<uintptr_t>(info->si_addr);
+  uintptr_t bottom = top;
+#if defined(__linux__) && defined(__x86_64__)
+  bottom = static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_RSP];
+#elif defined(__linux__) && defined(__aarch64__)
+  bottom = static_cast<ucontext_t*>(context)->uc_mcontext.sp;
+#endif
+  const bool access = number == SIGSEGV || number == SIGBUS;
+  if (inside && !access) signal(number, SIG_DFL), raise(number);  // in Python's frames, which may not be left
+  fault = access && (at + 4096 < bottom || at >= top) ? static_cast<long long>(at | 1ull << 62) : number;
+  leave(128 + number);
 }
 
 // Ends main(), by Ctrl-C or after its time: from the program's own code, as malloc() has locks that would stay closed,
 // or from elsewhere if it is there each time, in a call that waits.
-inline struct sigaction before[4];
+inline struct sigaction before[7];
 inline uintptr_t begin, end;
 inline int elsewhere = 0;
 inline void stopped(int number, siginfo_t*, void* context) {
@@ -446,7 +457,7 @@ inline void stopped(int number, siginfo_t*, void* context) {
 #elif defined(__linux__) && defined(__aarch64__)
   at = static_cast<ucontext_t*>(context)->uc_mcontext.pc;
 #endif
-  if (inside && number == SIGINT && before[2].sa_handler > SIG_IGN) before[2].sa_handler(number);
+  if (inside && number == SIGINT && before[5].sa_handler > SIG_IGN) before[5].sa_handler(number);
   if (inside || ((at < begin || at >= end) && number != SIGINT && ++elsewhere < 100)) return;
   fault = number;
   leave(128 + number);
@@ -460,19 +471,24 @@ static char _end[1];
 extern "C" __attribute__((used, visibility("default"))) inline int gemmery_run(
     gemmery::Call python, int (*entry)(int, char**), int count, char** words, long long* fault) {
   gemmery::python = python;
-  const int numbers[4] = {SIGSEGV, SIGBUS, SIGINT, SIGVTALRM};
+  const int numbers[7] = {SIGSEGV, SIGBUS, SIGABRT, SIGFPE, SIGILL, SIGINT, SIGVTALRM};
+  const stack_t apart = {gemmery::stack, 0, sizeof gemmery::stack};
+  stack_t own;
+  sigaltstack(&apart, &own);
+  gemmery::top = reinterpret_cast<uintptr_t>(&own);
   Dl_info here;
   gemmery::begin = dladdr(reinterpret_cast<void*>(entry), &here) ? reinterpret_cast<uintptr_t>(here.dli_fbase) : 0;
   gemmery::end = reinterpret_cast<uintptr_t>(_end);
-  for (int each = 0; each < 4; each++) {
+  for (int each = 0; each < 7; each++) {
     struct sigaction action;
     memset(&action, 0, sizeof action);
-    action.sa_sigaction = each < 2 ? gemmery::caught : gemmery::stopped;
-    action.sa_flags = SA_SIGINFO | SA_NODEFER;
+    action.sa_sigaction = each < 5 ? gemmery::caught : gemmery::stopped;
+    action.sa_flags = SA_SIGINFO | SA_NODEFER | (each < 5 ? SA_ONSTACK : 0);
     sigaction(numbers[each], &action, &gemmery::before[each]);
   }
   if (!sigsetjmp(gemmery::out, 1)) gemmery::status = entry(count, words);
-  for (int each = 0; each < 3; each++) sigaction(numbers[each], &gemmery::before[each], nullptr);
+  for (int each = 0; each < 6; each++) sigaction(numbers[each], &gemmery::before[each], nullptr);
+  sigaltstack(&own, nullptr);
   signal(SIGVTALRM, SIG_IGN);  // one more may be on its way, which would end the process
   fflush(stdout);
   std::cout.flush();

@@ -68,8 +68,8 @@ def matmul(
     wrong: Exception | None = None
     try:
         check_choice(steps, ways)
-        given: Any = mesh
-        if not isinstance(given, tuple) or math.prod(mesh) != ranks.size:
+        sides: Any = mesh
+        if not isinstance(sides, tuple) or math.prod(mesh) != ranks.size:
             raise ArgumentError(f"mesh {brief(mesh)} for {ranks.size} ranks: pass a tuple of numbers with that product")
         of_a, of_b = _pair_of_placements(pair)
         if any(not hasattr(x, "is_cuda" if isinstance(ranks, TorchRanks) else "dtype") for x in parts):

@@ -321,7 +321,7 @@ class QuantizedCosts(NamedTuple):
     bring: float = 332  # of the thread that asks for a step
     free: float = 0.44  # of that, for the steps of the first ring
     latency: float = 2497  # from there until it has come
-    held: float = 2  # stages of a ring that wait to be handed back, where no consumers take turns
+    pending: float = 2  # stages of a ring that wait to be handed back, where no consumers take turns
     ahead: float = 0.23  # of the first ring's steps, which come while the launch before ends
     start: tuple[float, float] = (198, 154)  # of a launch, by blocks on a multiprocessor
     end: float = 4513  # of a block

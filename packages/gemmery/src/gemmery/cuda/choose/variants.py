@@ -173,7 +173,7 @@ def cycles(m: int, form: Format, tile: QuantizedTile, splits: int, device: Devic
         beside * parts * costs.issue * (costs.harder if hard else 1),
         costs.turn / tile.ways,
         costs.bring * (1 - costs.free * first / own),
-        costs.latency / (depth - (costs.held if tile.ways == 1 else 0)),
+        costs.latency / (depth - (costs.pending if tile.ways == 1 else 0)),
     )
     total = (own - costs.ahead * first) * step + costs.start[tile.resident - 1] + costs.end + store
     total += (rounds - 1 + (cut > 0)) * (store + (costs.end if splits else costs.next)) + (cut > 0) * costs.cut

@@ -81,7 +81,11 @@ def test_the_idea_of_a_rung_is_shown_where_it_is_in_a_header(old, new, removed, 
         ("simt_smem", "simt_threadtile", "+template <class Tiles, class S> struct ThreadTiling {"),
         ("simt_vectorized", "simt_padded", "+template <class Tiles, class S> struct StripTiling {"),
         ("simt_padded", "simt_swizzled", "+template <class S, int SIDE, int BK, class Load> struct XorSwizzle {"),
-        ("simt_padded", "simt_warptile", "+template <class Tiles, int WM, int WN, class S> struct WarpTiling {"),
+        (
+            "simt_padded",
+            "simt_warptile",
+            "+template <class Tiles, int WM, int WN, class S, bool SINGLE = false> struct WarpTiling {",
+        ),
         ("wmma_f64", "wmma_f16", "+template <> struct WmmaFragment<tf32> {"),
         (
             "gemv_thread",

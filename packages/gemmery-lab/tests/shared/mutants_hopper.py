@@ -54,8 +54,8 @@ HOPPER = (
         ),
         (
             "wgmma_specialized.cu",
-            "full + 8 * now.stage, now.parity);\n    if (LATE",
-            "full + 8 * now.stage, now.parity ^ 1);\n    if (LATE",
+            "full + 8 * now.stage, now.parity);\n    if constexpr",
+            "full + 8 * now.stage, now.parity ^ 1);\n    if constexpr",
             "a wrong parity of the consumers",
         ),
         (

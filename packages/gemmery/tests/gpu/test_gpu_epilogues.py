@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import gemmery as gm
+from gemmery.api import finished_on_device
+from gemmery.api.device_call import table
 from random_functions import check, function
 
 torch = pytest.importorskip("torch")
@@ -120,10 +122,48 @@ def test_gradients(recompute):
     layer = gemmery.torch.fused(lambda c, bias, r: r + torch.nn.functional.silu(c + bias), recompute=recompute)
     x, w, r = (torch.randn(sides, device="cuda").bfloat16() for sides in ((130, 64), (96, 64), (130, 96)))
     bias, grad = torch.randn(96, device="cuda").bfloat16(), torch.randn(130, 96, device="cuda").bfloat16()
-    inputs = [z.clone().requires_grad_() for z in (x, w, bias, r)]
-    layer(inputs[0], inputs[1].T, bias=inputs[2], r=inputs[3]).backward(grad)
+    for _ in range(2):  # the second time by calls seen before
+        inputs = [z.clone().requires_grad_() for z in (x, w, bias, r)]
+        layer(inputs[0], inputs[1].T, bias=inputs[2], r=inputs[3]).backward(grad)
     exact = [z.double().requires_grad_() for z in (x, w, bias, r)]
     (exact[3] + torch.nn.functional.silu(exact[0] @ exact[1].T + exact[2])).backward(grad.double())
     for own, right in zip(inputs, exact, strict=True):
         error = (own.grad.double() - right.grad).norm() / right.grad.norm()
         assert float(error) <= 2.0**-6
+
+
+ONE = gm.epilogue(lambda c, r, v, s: (s * (c + v) + r, c - v))
+TWO = gm.epilogue(lambda c, d, r, v, s: (s * gm.silu(c) * d + r + v, c - d))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+@pytest.mark.parametrize("f", [ONE, TWO], ids=["one weight", "two weights"])
+def test_calls_seen_before(f, dtype, monkeypatch):
+    """They have the bits of the slow path, for other tensors, a tensor that is passed twice, and a negative zero."""
+    torch.manual_seed(3)
+    new = lambda *sides: torch.randn(sides, device="cuda").to(TYPES[dtype])  # noqa: E731
+
+    def call(r=None, s=0.5):
+        x, w = new(136, 128), tuple(new(128, 128).T for _ in f.parameters[:-3])
+        r = {None: new(136, 128), "x": x}[r]
+        return lambda: gm.matmul(x, w if len(w) > 1 else w[0], epilogue=f(r=r, v=torch.ones(128, device="cuda"), s=s))
+
+    def slow(each):
+        table.forget()
+        return each()
+
+    def same(found, right):
+        assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(found, right, strict=True))
+
+    calls = [call(), call(), call(r="x"), call(s=0.0), call(s=-0.0)]
+    right = [slow(each) for each in calls]
+    table.forget()
+    for each, expected in zip((*calls, *reversed(calls)), (*right, *reversed(right)), strict=True):
+        same(each(), expected)
+    monkeypatch.setattr(finished_on_device, "product", lambda *_: pytest.fail("the slow path was taken"))
+    for each, expected in zip(calls, right, strict=True):
+        same(each(), expected)
+    x, w = new(136, 128).requires_grad_(), new(128, 128).T
+    monkeypatch.undo()
+    with pytest.raises(gm.errors.LayoutError, match="requires grad"):
+        gm.matmul(x, (w, w) if f is TWO else w, epilogue=f(r=x.detach(), v=1.0, s=0.5))

@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 
 from gemmery import arrays, dtypes
+from gemmery.api import known_epilogues
 from gemmery.api.codes import bits_of, library_of
 from gemmery.api.device_call import DeviceCall, described, still, table, tell_once
 from gemmery.api.device_operands import located, operand_type, resolved, types
 from gemmery.api.epilogue_operands import READ, at_index, kind_of, read_on_device
 from gemmery.api.epilogue_terms import Shapes, out_of, stored_as, types_of, with_kinds
+from gemmery.api.known_epilogues import EpilogueLaunch, TensorCall
 from gemmery.api.on_device import converted, copy, finished, new, scratch, write
 from gemmery.api.prepared import operand_views
 from gemmery.api.promote import promoted
@@ -58,9 +60,12 @@ class RowsPass(NamedTuple):
 
 def product(
     x: Any, weights: Sequence[Any], shapes: Shapes, graph: EpilogueGraph, operands: Mapping[str, Any],
-    outs: Sequence[Any], options: Options, multiply: Callable[..., Any],
+    outs: Sequence[Any], options: Options, multiply: Callable[..., Any], tensor_call: TensorCall | None,
 ) -> Any:  # fmt: skip
-    """Return what the epilogue of a product of arrays on one device returns: an array, or a tuple of arrays."""
+    """Return what the epilogue of a product of arrays on one device returns: an array, or a tuple of arrays.
+
+    `tensor_call` is the call for `known_epilogues`, if they may know it next time.
+    """
     if options.threads is not None:
         raise ArgumentError("threads= applies to products on the CPU only: leave it out")
     batch, m, n = shapes[:3]
@@ -72,9 +77,10 @@ def product(
             out_of(out, output, shapes.of(output.kind))
     first = located(view(call.x))
     results = _results(first, call.graph, shapes)
+    launch = None
     if 0 not in (*batch, m, n):
         if not batch:
-            _matrix(call, (), results, options, multiply)
+            launch = _matrix(call, (), results, options, multiply)
         elif call.rows:
             whole = [view(each.array.reshape((call.rows, each.shape[-1]))) for each in results]
             joined = call._replace(x=call.x.reshape((call.rows, call.x.shape[-1])))
@@ -88,7 +94,9 @@ def product(
                 _matrix(call._replace(x=a, weights=bs), index, part, options, multiply)
     elif call.graph.statistics and 0 not in (*batch, m):
         raise ShapeError(f"C is {m} x {n}: statistics of rows without columns are for products on the CPU")
-    return _ended(first, results, call.graph, shapes, outs)
+    ended = _ended(first, results, call.graph, shapes, outs)
+    known_epilogues.remember(tensor_call, launch, ended)
+    return ended
 
 
 _with_kinds = lru_cache(maxsize=1024)(with_kinds)
@@ -168,7 +176,10 @@ def fuses(
     return call.graph, 0 if launch is None else launch.matrices
 
 
-def apply(sums: Sequence[Any], shapes: Shapes, graph: EpilogueGraph, operands: Mapping[str, Any], result: str) -> Any:
+def apply(
+    sums: Sequence[Any], shapes: Shapes, graph: EpilogueGraph, operands: Mapping[str, Any], result: str,
+    tensor_call: TensorCall | None,
+) -> Any:  # fmt: skip
     """Return what an epilogue makes of sums that are there already, matrices, in the type `result`."""
     element = "f64" if "f64" in (result, view(sums[0]).dtype) else "f32"
     graph, values = _bound(library_of(sums[0]), graph, operands, shapes, False, element, result)
@@ -178,10 +189,13 @@ def apply(sums: Sequence[Any], shapes: Shapes, graph: EpilogueGraph, operands: M
         totals = [z if z.strides == arrays.contiguous(z.shape, dtypes.get(z.dtype).size) else
                   located(view(z.array.contiguous())) for z in totals]  # fmt: skip
     results = _results(totals[0], graph, shapes)
+    launch = None
     if 0 not in (shapes.m, shapes.n):
         stored = [at_index(z, ()) for z in values], _outputs(results, graph)
-        _rows(totals, graph, *stored, element, totals[0].stream)
-    return _ended(totals[0], results, graph, shapes, (None,) * len(results))
+        launch = _rows(totals, graph, *stored, element, totals[0].stream)
+    ended = _ended(totals[0], results, graph, shapes, (None,) * len(results))
+    known_epilogues.remember(tensor_call, launch, ended)
+    return ended
 
 
 def _results(x: View, graph: EpilogueGraph, shapes: Shapes) -> list[View]:
@@ -214,8 +228,11 @@ def _ended(x: View, results: Sequence[View], graph: EpilogueGraph, shapes: Shape
 
 def _matrix(
     call: DescribedProduct, index: Ints, results: Sequence[View], options: Options, multiply: Callable[..., Any]
-) -> None:
-    """Write the outputs of one matrix, that with this index, of `call.x` and `call.weights`."""
+) -> EpilogueLaunch | None:
+    """Write the outputs of one matrix, that with this index, of `call.x` and `call.weights`.
+
+    Return the launch that did it, if it was one.
+    """
     graph, common = call.graph, call.common
     values = [at_index(z, index) for z in call.values]
     a, *bs = (located(view(each)) for each in (call.x, *call.weights))
@@ -228,8 +245,9 @@ def _matrix(
     for other in others:
         ordered.wait(a.stream, other, a.ordinal)
     launch = _fused(a, bs, graph, values, outputs, options)
+    alone = None
     if launch is not None:
-        _run_fused(launch, a, bs, values, outputs)
+        alone = _run_fused(launch, a, bs, values, outputs)
     else:
         totals = [new(a, (a.shape[0], bs[0].shape[1]), call.sums) for _ in bs]
         passed = {"scale_a": options.scale_a, "scale_b": options.scale_b, "precision": options.precision}
@@ -243,6 +261,7 @@ def _matrix(
         _rows(totals, graph, values, outputs, "f64" if graph.outputs[0].dtype == "f64" else "f32", a.stream)
     for other in others:
         ordered.wait(other, a.stream, a.ordinal)
+    return alone
 
 
 def _fused(
@@ -295,7 +314,7 @@ def _sums(c: View) -> View:
 
 def _run_fused(
     launch: Fused, a: View, bs: Sequence[View], values: Sequence[View | float], outputs: Sequence[View]
-) -> None:  # fmt: skip
+) -> EpilogueLaunch | None:  # fmt: skip
     """Launch a product and its function; before it, the sums with a second weight that is not in the same launch."""
     function, run, read = launch.function, launch.run, [*values]
     if len(bs) > launch.matrices:
@@ -305,11 +324,15 @@ def _run_fused(
     mapped = [*bs[1 : launch.matrices], *outputs[1 : 1 + function.staged]]
     with driver.on(a.ordinal):  # a thread of autograd may have no context
         maps = [tensormaps.encoded(shape, z.pointer) for shape, z in zip(launch.maps, mapped, strict=True)]
-    stored = map(_place_of, (*read, *outputs[1 + function.staged :]))
+    stored = [_place_of(z) for z in (*read, *outputs[1 + function.staged :])]
     packed = function.packed(stored, maps, bs[-1].pointer - bs[0].pointer)
     workspace = scratch(a, run.workspace) if run.workspace else None
     start = workspace.pointer if workspace else 0
     run(a.pointer, bs[0].pointer, outputs[0].pointer, a.stream, 0, start, None, (), packed)
+    if len(bs) > launch.matrices:
+        return None
+    described = list(zip(launch.maps, mapped, strict=True))
+    return EpilogueLaunch(run, function, (a, bs[0], outputs[0]), stored, described, bs[-1])
 
 
 def _is_staged(outputs: Sequence[View]) -> bool:
@@ -366,13 +389,14 @@ def _fused_launch(
 def _rows(
     totals: Sequence[View], graph: EpilogueGraph, values: Sequence[View | float], outputs: Sequence[View],
     element: str, stream: int,
-) -> None:  # fmt: skip
+) -> EpilogueLaunch:  # fmt: skip
     """Apply a function to rows of sums in memory, in the arithmetic of `element`."""
-    stored, (m, n) = [*values, *outputs], totals[0].shape
-    vectors = tuple(_vector_of(each, n) for each in stored)
+    memories, (m, n) = [*values, *outputs], totals[0].shape
+    vectors = tuple(_vector_of(each, n) for each in memories)
     launch = _rows_launch(graph, vectors, (m, n), totals[0].dtype, element, totals[0].device)
-    packed = launch.function.packed(map(_place_of, stored))
-    launch.run(totals[0].pointer, totals[-1].pointer, 0, stream, 0, 0, None, (), packed)
+    stored = [_place_of(z) for z in memories]
+    launch.run(totals[0].pointer, totals[-1].pointer, 0, stream, 0, 0, None, (), launch.function.packed(stored))
+    return EpilogueLaunch(launch.run, launch.function, (totals[0], totals[-1], None), stored)
 
 
 @table.once

@@ -1,9 +1,9 @@
 // Idea: where k is adjacent in A and in B, nothing is transposed: cp.async brings 16 bytes of k of a row or column, and
-// threads read them so, four steps of k of a side at once. A thread's rows and columns lie apart, each lane's beside its
-// neighbor's, so that eight of them are on different banks.
+// threads read them so, four steps of k of a side at once. A thread's rows and columns lie apart, each lane's beside
+// its neighbor's, so that eight of them are on different banks.
 // Parent: simt_pipelined, whose tiles lie along the sides, so that such operands go there element by element.
-// Measured on an H200, f32: n = 512 takes 11.8 us, 14.6 element by element; 1024 57.3, 67.2 through registers. At 4096 it
-// takes 3048, and 2928 through registers: twice the operands in registers leave a multiprocessor 8 warps.
+// Measured on an H200, f32: n = 512 takes 11.8 us, 14.6 element by element; 1024 57.3, 67.2 through registers. At 4096
+// it takes 3048, and 2928 through registers: twice the operands in registers leave a multiprocessor 8 warps.
 #include "simt_warptile.cu"
 
 // A tile in pieces of four adjacent k, where neither cp.async nor reads transpose: the eight pieces that one of them
@@ -16,8 +16,8 @@ template <int SIDE, int BK> struct KPieces {
   static __device__ __forceinline__ int at(int side, int k) { return side * BK + (k / 4 ^ side / 2 % 4) * 4 + k % 4; }
 };
 
-// Where COUNT sides have their pieces, APART sides from one to the next: those of the first, by piece; a further one has
-// them at a constant distance from these, in an order that its number tells.
+// Where COUNT sides have their pieces, APART sides from one to the next: those of the first, by piece; a further one
+// has them at a constant distance from these, in an order that its number tells.
 template <int SIDE, int BK, int APART, int COUNT, class S> struct PiecesOf {
   const S* first[BK / 4];
   __device__ __forceinline__ PiecesOf(const S* tile, int side) {

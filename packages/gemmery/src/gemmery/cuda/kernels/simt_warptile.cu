@@ -6,8 +6,8 @@
 // not.
 #include "simt_padded.cu"
 
-// Each warp takes WM x WN of the block's tile, and its lanes strips of that. A lane shares its rows with lane ^ 1 and
-// its columns with lane ^ 2: 16-byte reads where such pairs agree take half the wavefronts. Strips may be `SINGLE` ones.
+// Each warp takes WM x WN of the block's tile, and its lanes strips of that, of one element where SINGLE. A lane shares
+// its rows with lane ^ 1 and its columns with lane ^ 2: 16-byte reads where such pairs agree take half the wavefronts.
 template <class Tiles, int WM, int WN, class S, bool SINGLE = false> struct WarpTiling {
   static constexpr int TALL = SINGLE ? 1 : strip<S, Tiles::TM>(), WIDE = SINGLE ? 1 : strip<S, Tiles::TN>();
   static constexpr int DOWN = WM / Tiles::TM, ACROSS = WN / Tiles::TN;              // lanes of a warp

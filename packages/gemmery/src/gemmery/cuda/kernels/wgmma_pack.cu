@@ -1,8 +1,8 @@
 // Idea: an operand that tensor copies cannot describe, or wgmma cannot read, is copied before the product: rows of k,
 // each from a multiple of 128 bytes on. T is an unsigned integer of the elements' size: bits are copied, so that a
-// product has the same bits with and without the copy. PACKED: bit 0 stands for A, bit 1 for B, bit 2 for a B of rows of
-// n in place of k; a matrix repeated in a batch is copied once. It reads and writes every byte once; at the 4.2 TB/s of an H200 that takes 32 us for both
-// operands of 4099 x 4099 x 4099 in bf16, against about 170 us for the product.
+// product has the same bits with and without the copy. PACKED: bit 0 stands for A, bit 1 for B, bit 2 for a B of rows
+// of n in place of k; a matrix repeated in a batch is copied once. It reads and writes every byte once; at the 4.2 TB/s
+// of an H200 that takes 32 us for both operands of 4099 x 4099 x 4099 in bf16, against about 170 us for the product.
 // Rows keep the zeros that end their last 16 bytes. The rest of a pitch is never written: a tensor map ends at the true
 // k, beyond which a tensor copy writes zeros by itself.
 // Measured on an H200, bf16: 4095 x 4097 x 4099 takes 242 us with it, 4096 x 4096 x 4096, which needs none, 168.

@@ -263,7 +263,7 @@ def test_registers_suffice_for_every_variant(tile, kind, runs):
     name, group, dtype = kind.split("/")
     form = Format(4096, 4096, name, int(group), dtype)
     depth = stages(form, tile, runs > 0)
-    if not depth or (runs and tile.resident == 2 and tile.tokens == 32):  # never chosen
+    if not depth or (runs and tile.resident == 2 and tile.tokens in (16, 32)):  # never chosen
         return
     config = dict(zip(tile._fields, tile, strict=True)) | {"stages": depth, "splits": 1, "runs": runs}
     geometry = RUNG.geometry(problem(form, tile.tokens), RUNG.default | config)

@@ -53,7 +53,7 @@ class TensorCall(NamedTuple):
     ordinal: int
 
 
-def call_of(function: Any, sums: Sequence[Any], operands: Mapping[str, Any], more: Any) -> TensorCall | None:
+def call_of(function: Any, sums: Sequence[Any], operands: Mapping[str, Any], form: Any) -> TensorCall | None:
     """Return a call as the fast path reads it; None where the slow path has to look at it."""
     torch: Any = sys.modules.get("torch")
     if torch is None:
@@ -83,7 +83,7 @@ def call_of(function: Any, sums: Sequence[Any], operands: Mapping[str, Any], mor
     if torch.autograd.forward_ad._current_level >= 0:
         return None
     same = tuple(map(addresses.index, addresses))  # of a tensor that is passed twice
-    key = "epilogue", function, more, ordinal, *words, same, *operands, *numbers
+    key = "epilogue", function, form, ordinal, *words, same, *operands, *numbers
     return TensorCall(key, tensors, addresses, ordinal)
 
 
@@ -121,6 +121,6 @@ def remember(call: TensorCall | None, launch: EpilogueLaunch | None, returned: A
     *pointers, last = (-1 if z is None else places[z.pointer] for z in (*launch.pointers, launch.last))
     stored = [(places[z.pointer], z.row, z.column) if isinstance(z, Strides) else float(z) for z in launch.stored]
     maps = tuple((shape, places[z.pointer]) for shape, z in launch.maps)
-    made = tuple((tuple(z.shape), z.stride(), z.dtype) for z in results)
-    kept = KnownEpilogue(launch.run, launch.function, tuple(pointers), tuple(stored), maps, last, made)
-    keep(table.calls, call.key, kept)
+    layouts = tuple((tuple(z.shape), z.stride(), z.dtype) for z in results)
+    entry = KnownEpilogue(launch.run, launch.function, tuple(pointers), tuple(stored), maps, last, layouts)
+    keep(table.calls, call.key, entry)

@@ -307,8 +307,8 @@ QUANTIZED = (
 class QuantizedCosts(NamedTuple):
     """The model of these variants for one card, in cycles of a multiprocessor at 1.75 GHz and bytes in one of them all.
 
-    Fitted to times of 108 products on an H200, benchmarks/tuning/quantized-nvidia-h200.jsonl: of these the choice takes
-    at most 5 % longer than the fastest for 94 %, and 0.7 % longer on average.
+    Fitted to times of 134 products on an H200, `tune` in benchmarks/tuning/quantized-nvidia-h200.jsonl: the choice
+    takes at most 5 % longer than the fastest for 94 %, and 0.7 % longer on average.
     """
 
     memory: float = 2600  # bytes
@@ -321,7 +321,8 @@ class QuantizedCosts(NamedTuple):
     bring: float = 332  # of the thread that asks for a step
     free: float = 0.44  # of that, for the steps of the first ring
     latency: float = 2497  # from there until it has come
-    pending: float = 2  # stages of a ring that wait to be handed back, where no consumers take turns
+    # Stages of a ring that wait to be handed back, where no consumers take turns: of 4 bits, and of 8.
+    pending: tuple[float, float] = (2, 1)
     ahead: float = 0.23  # of the first ring's steps, which come while the launch before ends
     start: tuple[float, float] = (198, 154)  # of a launch, by blocks on a multiprocessor
     end: float = 4513  # of a block

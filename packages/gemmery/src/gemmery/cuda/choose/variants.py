@@ -114,7 +114,8 @@ def suits(m: int, form: Format, tile: QuantizedTile, splits: int, device: Device
     With `invariant` they add in one order whatever m is: n and k say how many consumers take turns, and how many blocks
     share the k of a tile.
     """
-    if not stages(form, tile, not splits) or (splits == 0 and _spills(tile)):
+    spills = _spills(tile) or (tile.resident == 2 and tile.tokens == 16)  # that of blocks that stay, of some formats
+    if not stages(form, tile, not splits) or (splits == 0 and spills):
         return False
     tiles, steps = _tiles(m, form, tile), form.places[1]
     if invariant:
@@ -166,6 +167,7 @@ def cycles(m: int, form: Format, tile: QuantizedTile, splits: int, device: Devic
     depth, store = stages(form, tile, not splits), parts * _PART * tile.tokens * 2 / costs.store
     first = min(depth, own)
     hard = form.kind != "int4" or form.dtype == "f16" or form.group in (16, 32)
+    pending = costs.pending[form.kind in ("int8", "e4m3")] if tile.ways == 1 else 0
     step = max(
         w_bytes * at_once / costs.memory * (costs.anew if cut else 1 / across),
         (w_bytes + x_bytes) * at_once / costs.l2,
@@ -173,7 +175,7 @@ def cycles(m: int, form: Format, tile: QuantizedTile, splits: int, device: Devic
         beside * parts * costs.issue * (costs.harder if hard else 1),
         costs.turn / tile.ways,
         costs.bring * (1 - costs.free * first / own),
-        costs.latency / (depth - (costs.pending if tile.ways == 1 else 0)),
+        costs.latency / (depth - pending),
     )
     total = (own - costs.ahead * first) * step + costs.start[tile.resident - 1] + costs.end + store
     total += (rounds - 1 + (cut > 0)) * (store + (costs.end if splits else costs.next)) + (cut > 0) * costs.cut

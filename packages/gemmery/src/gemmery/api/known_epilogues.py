@@ -1,7 +1,7 @@
 """The fast path of an epilogue on tensors of a CUDA device: a look-up, addresses, one launch.
 
-The slow path reads 3 tensors 13 times, and takes 240 us of an H200's host, where the product alone takes 11
-(`benchmarks/epilogues.py --cases training`). What it found out is kept by the function, and by the types, shapes,
+The slow path reads each tensor several times, and the host is then busy for longer than the device with a step of
+training (docs/findings/functions_on_a_gpu.md). What it found out is looked up by the function and by the types, shapes,
 strides and alignments of the tensors; what may differ between such tensors is checked each time.
 """
 

@@ -114,7 +114,7 @@ def suits(m: int, form: Format, tile: QuantizedTile, splits: int, device: Device
     With `invariant` they add in one order whatever m is: n and k say how many consumers take turns, and how many blocks
     share the k of a tile.
     """
-    spills = _spills(tile) or (tile.resident == 2 and tile.tokens == 16)  # that of blocks that stay, of some formats
+    spills = _spills(tile) or (tile.resident == 2 and tile.tokens == 16)  # the latter with zero points and NVFP4
     if not stages(form, tile, not splits) or (splits == 0 and spills):
         return False
     tiles, steps = _tiles(m, form, tile), form.places[1]

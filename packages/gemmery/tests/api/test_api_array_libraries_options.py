@@ -38,6 +38,9 @@ class OnDevice:
     def is_neg(self):
         return self.neg
 
+    def copy_(self, other):
+        self.copied = other
+
     def to(self, dtype):
         return OnDevice(self.pointer + 1, self.shape, dtype)
 
@@ -79,15 +82,15 @@ def torch(monkeypatch):
     )
 
 
-def known(torch, options, out=None, run=None, parts=(0, 0)):
+def known(torch, options, out=None, run=None, parts=(0, 0), name="matmul"):
     """Let the path know a call with tensors at 1024 and 2048."""
     library, run = array_libraries.Torch(torch), run or Launches()
-    key = library.key(OnDevice(1024), OnDevice(2048), out, "matmul", 1024, 2048, out.pointer if out else 0)
-    others = [z for z in map(options.get, ("bias", "scale_a", "scale_b")) if isinstance(z, OnDevice)]
-    more = array_libraries.KnownOptions(((-12, 36),) * len(others), "float32", (0.5, 0.0))
+    key = library.key(OnDevice(1024), OnDevice(2048), out, name, options, parts)
+    others = [z for z in map(options.get, ("bias", "scale_a", "scale_b", "c")) if isinstance(z, OnDevice)]
+    more = array_libraries.KnownOptions(((-12, 36),) * len(others), "float32", (0.5, 0.0), "c" in options)
     served = SimpleNamespace(countdown=0, run=run)
     call = array_libraries.KnownCall(served, (3, 3), (3, 1), "bfloat16", -36, 36, -36, 36, more)
-    table.calls[(*key, *library.words(options, parts))] = call
+    table.calls[key] = call
     return run
 
 
@@ -183,6 +186,28 @@ def test_a_bias_of_another_type_is_converted_at_each_call(torch):
     run = known(torch, options)
     path(torch)(OnDevice(1024), OnDevice(2048), None, options)
     assert run.calls[0][4] == 65
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.0])
+def test_what_beta_multiplies_is_copied_into_the_result(torch, beta):
+    c, out = OnDevice(8192), OnDevice(4096)
+    multiply = array_libraries.Torch(torch).multiply
+    for target in (None, out):
+        run = known(torch, {"c": c}, target, name="gemm")
+        result = multiply(OnDevice(1024), OnDevice(2048), target, "gemm", (2.0, beta), {"c": c})
+        assert getattr(result, "copied", None) is (c if beta else None)
+        assert run.calls == [(1024, 2048, result.pointer, 7, 0, 0, (2.0, beta), ())]
+
+
+def test_what_beta_multiplies_is_not_copied_onto_itself_nor_over_its_own_part(torch):
+    out, multiply = OnDevice(4096), array_libraries.Torch(torch).multiply
+    run = known(torch, {"c": OnDevice(4096)}, out, name="gemm")
+    operands = OnDevice(1024), OnDevice(2048), out, "gemm", (2.0, 1.0)
+    assert multiply(*operands, {"c": OnDevice(4096)}) is out
+    assert not hasattr(out, "copied")
+    assert multiply(*operands, {"c": OnDevice(4096 - 16)}) is None
+    assert multiply(*operands, {"c": object()}) is None
+    assert len(run.calls) == 1
 
 
 def test_out_is_returned_and_counted_as_written(torch):

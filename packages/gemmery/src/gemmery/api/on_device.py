@@ -74,14 +74,14 @@ def product(
     if target is not None:
         writable(target, shape, result)
     factors = scales(options, x, y, common, result)
-    inputs = _inputs(x, y, common, result, options, factors, parts)
+    inputs = _inputs(x, y, common, result, options, factors, parts)._replace(old=old)
     check_capability(common, result, bool(factors.kind), x.device)
     if factors.factor != 1:
         options = options._replace(alpha=scalar("scale_a times scale_b", options.alpha * factors.factor, result))
     arrays.unchanged(a=x, b=y, c=old, out=target)
-    direct = target is None or (target.dtype == result and _is_direct(target, old, inputs, options))
+    direct = target is None or (target.dtype == result and _is_direct(target, inputs, options))
     written = target if target is not None and direct else new(x, shape, result)
-    served = _compute(inputs, written, old, options)
+    served = _compute(inputs, written, options)
     if target is not None:
         if not direct:
             copy(written, target)
@@ -91,9 +91,9 @@ def product(
     return finished(x, written) if target is None else out
 
 
-def _is_direct(target: View, old: View | None, inputs: Inputs, options: Options) -> bool:
+def _is_direct(target: View, inputs: Inputs, options: Options) -> bool:
     """Return False where a product is written to other memory and copied: kernels and `out` do not allow else."""
-    real = inputs.x.dtype in complex_products.REAL and complex_products.pays(inputs, options)
+    old, real = inputs.old, inputs.x.dtype in complex_products.REAL and complex_products.pays(inputs, options)
     if (real or inputs.scales.kind == "blocks") and target.strides[-1:] != (dtypes.get(target.dtype).size,):
         return False
     if old is not None and not arrays.same(old, target) and arrays.overlap(old, target):
@@ -111,7 +111,7 @@ def write(x: View, y: View, target: View, precision: str | None = None) -> Tiere
     common, result = types(x, y, None if target.dtype == x.dtype else target.dtype)
     check_capability(common, result, False, x.device)
     options = NO_OPTIONS._replace(precision=resolved(precision, common, result, x.device))
-    return _compute(Inputs(x, y), target._replace(dtype=result), None, options)
+    return _compute(Inputs(x, y), target._replace(dtype=result), options)
 
 
 def planned(x: View, y: View, options: Options) -> PreparedLaunch:
@@ -198,21 +198,23 @@ def _bias(bias: Any, x: View, sides: Ints, result: str) -> View:
     return rows._replace(shape=sides, strides=(each, step)[-len(sides) :])
 
 
-def _compute(inputs: Inputs, target: View, old: View | None, options: Options) -> TieredLaunch | None:
+def _compute(inputs: Inputs, target: View, options: Options) -> TieredLaunch | None:
     """Write the product to `target`, which has the result's element type; return what ran.
 
     None for a product without elements.
     """
     if 0 in target.shape:
         return None
-    other = None if old is None or options.beta == 0 or arrays.same(old, target) else old
+    old = inputs.old
+    if old is not None and (options.beta == 0 or arrays.same(old, target)):
+        old = None
     if inputs.x.dtype in complex_products.REAL and complex_products.pays(inputs, options):
-        if other is not None:
-            copy(other, target)
+        if old is not None:
+            copy(old, target)
         complex_products.multiply(inputs, target, options, scratch, _compute)
         return None
     served = prepare(inputs.call(target, options.alpha != 1 or options.beta != 0, options))
-    enqueue(served, inputs, target, packed_scalars(options.alpha, options.beta, target.dtype), other)
+    enqueue(served, inputs, target, packed_scalars(options.alpha, options.beta, target.dtype), old)
     return served
 
 

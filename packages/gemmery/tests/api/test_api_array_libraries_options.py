@@ -12,6 +12,7 @@ from gemmery.api import array_libraries
 from gemmery.api.device_call import table
 from gemmery.api.device_operands import Inputs, OperandScales
 from gemmery.arrays import View
+from gemmery.cuda import ordered
 from gemmery.keywords import Options
 
 
@@ -54,6 +55,8 @@ class OnDevice:
 class Launches:
     """Launches that keep their arguments."""
 
+    ordinal = 3
+
     def __init__(self, workspace=0, kept=(False, False)):
         self.workspace, self.kept, self.calls = workspace, kept, []
 
@@ -82,12 +85,14 @@ def torch(monkeypatch):
     )
 
 
-def known(torch, options, out=None, run=None, parts=(0, 0), name="matmul"):
+def known(torch, options, out=None, run=None, parts=(0, 0), name="matmul", c=None, c_bytes=0):
     """Let the path know a call with tensors at 1024 and 2048."""
     library, run = array_libraries.Torch(torch), run or Launches()
-    key = library.key(OnDevice(1024), OnDevice(2048), out, name, options, parts)
-    others = [z for z in map(options.get, ("bias", "scale_a", "scale_b", "c")) if isinstance(z, OnDevice)]
-    more = array_libraries.KnownOptions(((-12, 36),) * len(others), "float32", (0.5, 0.0), "c" in options)
+    key = library.key(OnDevice(1024), OnDevice(2048), out, name, options, parts, c)
+    others = [z for z in map((options or {}).get, ("bias", "scale_a", "scale_b")) if isinstance(z, OnDevice)]
+    more = array_libraries.KnownOptions(
+        ((-12, 36),) * (len(others) + (c is not None)), "float32", (0.5, 0.0), c is not None, c_bytes
+    )
     served = SimpleNamespace(countdown=0, run=run)
     call = array_libraries.KnownCall(served, (3, 3), (3, 1), "bfloat16", -36, 36, -36, 36, more)
     table.calls[key] = call
@@ -193,20 +198,30 @@ def test_what_beta_multiplies_is_copied_into_the_result(torch, beta):
     c, out = OnDevice(8192), OnDevice(4096)
     multiply = array_libraries.Torch(torch).multiply
     for target in (None, out):
-        run = known(torch, {"c": c}, target, name="gemm")
-        result = multiply(OnDevice(1024), OnDevice(2048), target, "gemm", (2.0, beta), {"c": c})
+        run = known(torch, None, target, name="gemm", c=c)
+        result = multiply(OnDevice(1024), OnDevice(2048), target, "gemm", (2.0, beta), None, (0, 0), c)
         assert getattr(result, "copied", None) is (c if beta else None)
         assert run.calls == [(1024, 2048, result.pointer, 7, 0, 0, (2.0, beta), ())]
 
 
+def test_a_c_that_lies_as_the_result_is_copied_by_the_driver(torch, monkeypatch):
+    c, copies = OnDevice(8192), []
+    monkeypatch.setattr(ordered, "copy", lambda *asked: copies.append(asked))
+    multiply = array_libraries.Torch(torch).multiply
+    run = known(torch, None, name="gemm", c=c, c_bytes=36)
+    assert not hasattr(multiply(OnDevice(1024), OnDevice(2048), None, "gemm", (2.0, 1.0), None, (0, 0), c), "copied")
+    assert copies == [(8192, 1 << 20, 36, 7, 3)]
+    assert len(run.calls) == 1
+
+
 def test_what_beta_multiplies_is_not_copied_onto_itself_nor_over_its_own_part(torch):
     out, multiply = OnDevice(4096), array_libraries.Torch(torch).multiply
-    run = known(torch, {"c": OnDevice(4096)}, out, name="gemm")
-    operands = OnDevice(1024), OnDevice(2048), out, "gemm", (2.0, 1.0)
-    assert multiply(*operands, {"c": OnDevice(4096)}) is out
+    run = known(torch, None, out, name="gemm", c=OnDevice(4096))
+    operands = OnDevice(1024), OnDevice(2048), out, "gemm", (2.0, 1.0), None, (0, 0)
+    assert multiply(*operands, OnDevice(4096)) is out
     assert not hasattr(out, "copied")
-    assert multiply(*operands, {"c": OnDevice(4096 - 16)}) is None
-    assert multiply(*operands, {"c": object()}) is None
+    assert multiply(*operands, OnDevice(4096 - 16)) is None
+    assert multiply(*operands, object()) is None
     assert len(run.calls) == 1
 
 

@@ -8,6 +8,7 @@ was not seen before is prepared here too, once the general kernel of its element
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
     from gemmery.api.prepared import TieredLaunch
     from gemmery.cuda.launch import Scalars
 
-Keywords = dict[str, Any]  # the options that a call names; "c" is what beta multiplies, if that is not `out`
+Keywords = dict[str, Any]  # the options that a call names
 # (a, b, out, the function's name, alpha and beta or None, options or None, addresses of parts of operands that were
-# split) -> the result, or None for a call not seen before. Without alpha and beta, those in the table are taken.
+# split, what beta multiplies if that is not `out`) -> the result, or None for a call not seen before. A call with
+# options but without alpha and beta has them in the table.
 FastPath = Callable[..., Any]
 PATHS: dict[type, FastPath] = {}  # by the type of a
 SPLIT: set[type] = set()  # what gm.split returns, once it is loaded: no array
@@ -34,16 +36,17 @@ PLAIN = {"gemm": "plain gemm", "gemv": "plain gemv", "matmul": "matmul"}  # the 
 _LARGE = 1e38
 _NUMBERS = (int, float)
 NO_PARTS = (0, 0)
-_ARRAYS = ("bias", "scale_a", "scale_b", "c")  # options that may be arrays
+_ARRAYS = ("bias", "scale_a", "scale_b")  # options that may be arrays
 
 
 class KnownOptions(NamedTuple):
-    """What a call with options has besides."""
+    """What a call with options has besides, or with a C that is not `out`."""
 
     apart: tuple[tuple[int, int], ...]  # as of A and B, of bias, factors and C that are arrays
     bias_dtype: Any  # in which a kernel reads a bias
     scalars: Scalars
     in_place: bool = False  # C has the layout and type of the result: at the same address it is not copied
+    c_bytes: int = 0  # of such a C, if it is contiguous
 
 
 class KnownCall(NamedTuple):
@@ -75,24 +78,29 @@ def remember(
     kind = dtypes.get(target.dtype).kind
     if kind == "c" and isinstance(library, Torch):
         return  # a conjugate view has the same address, shape and strides
-    x, y, *others = (z for z in (*inputs.read, inputs.old if "c" in keywords else None) if z is not None)
+    out = None if is_new else target.array
+    old, c = (None, None) if options.old is out else (inputs.old, options.old)
+    x, y, *others = (z for z in (*inputs.read, old) if z is not None)
     if options.alpha == 0 or served.form.runs != 1 or any(z.stream != x.stream for z in (y, *others, target)):
         return
-    extras, scalars = None, packed_scalars(options.alpha, options.beta, target.dtype)
-    if any(inputs.parts) or keywords:
-        old = inputs.old if "c" in keywords else None
+    extras, strides = None, arrays.contiguous(target.shape, 1)
+    if any(inputs.parts) or keywords or old is not None:
         in_place = old is not None and (old.dtype, old.strides) == (target.dtype, target.strides)
+        size = dtypes.get(target.dtype).size
+        whole = math.prod(target.shape) * size if target.strides == arrays.contiguous(target.shape, size) else 0
+        scalars = packed_scalars(options.alpha, options.beta, target.dtype)
         bias_dtype = library.dtype(dtypes.get(target.dtype).accumulator)
-        extras = KnownOptions(tuple(_apart(z, target) for z in others), bias_dtype, scalars, in_place)
+        apart = tuple(_apart(z, target) for z in others)
+        extras = KnownOptions(apart, bias_dtype, scalars, in_place, whole if in_place else 0)
     if options.alpha == 1 and options.beta == 0:
         name = PLAIN[name]
     elif kind != "f":  # the fast path packs alpha and beta as they are
         return
-    named_options, out = keywords if extras else None, None if is_new else target.array
-    key = library.key(x.array, y.array, out, name, named_options, inputs.parts)
+    named_options = keywords if keywords or any(inputs.parts) else None
+    key = library.key(x.array, y.array, out, name, named_options, inputs.parts, c)
     if key is None:
         return
-    dtype, strides = library.dtype(target.dtype) if is_new else None, arrays.contiguous(target.shape, 1)
+    dtype = library.dtype(target.dtype) if is_new else None
     call = KnownCall(served, target.shape, strides, dtype, *_apart(x, target), *_apart(y, target), extras)
     keep(table.calls, key, call)
     PATHS.update(dict.fromkeys(library.types, library.multiply))
@@ -101,15 +109,16 @@ def remember(
 def scaled(a: Any, b: Any, c: Any, out: Any, name: str, alpha: Any, beta: Any, keywords: Keywords) -> Any:
     """alpha a b + beta c by the fast path, for scalars exact in float32; None for others and for unseen products.
 
-    `keywords` have c, if it is not `out`.
+    c may be `out`.
     """
     path = PATHS.get(type(a))
     if path is None or type(alpha) not in _NUMBERS or type(beta) not in _NUMBERS:
         return None
+    other = None if c is out else c
     if alpha == 1 and beta == 0:
-        return path(a, b, out, PLAIN[name], None, keywords or None)
+        return path(a, b, out, PLAIN[name], None, keywords or None, NO_PARTS, other)
     exact = 0 < abs(alpha) < _LARGE and abs(beta) < _LARGE and (c is not None or beta == 0)
-    return path(a, b, out, name, (alpha, beta), keywords or None) if exact else None
+    return path(a, b, out, name, (alpha, beta), keywords or None, NO_PARTS, other) if exact else None
 
 
 def _apart(x: View, target: View) -> tuple[int, int]:
@@ -170,7 +179,9 @@ class Torch:
     """PyTorch's tensors. `multiply` is the fast path for them."""
 
     def __init__(self, torch: Any) -> None:
-        self.torch = torch
+        from gemmery.cuda import ordered  # not where products run on the CPU alone
+
+        self.torch, self._copy = torch, ordered.copy
         self.types = torch.Tensor, torch.nn.Parameter
         self.is_unseen = pytorch.guard(torch)
         self.multiply = self._path()
@@ -202,29 +213,36 @@ class Torch:
             return None
         return words, starts
 
-    def words(self, name: str, options: Keywords, parts: tuple[int, int]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Return what the key of a call has of its name and options, and the tensors among these.
+    def words(
+        self, name: str, options: Keywords | None, parts: tuple[int, int], c: Any
+    ) -> tuple[Any, tuple[Any, ...]]:  # fmt: skip
+        """Return what the key of a call has of its name and options, and the tensors among these and C.
 
-        That is () for a bias that is a number, or for other arrays. A call that names options in another order has
-        another key.
+        "" for a bias that is a number, or other arrays. A call that names options in another order has another key.
         """
-        words: list[Any] = [name, bool(parts[0]), bool(parts[1])]
+        if c is not None and type(c) not in self.types:
+            return "", ()
+        if options is None:
+            return (name, "c"), (c,)
+        words: list[Any] = [name, bool(parts[0]), bool(parts[1]), c is not None]
         types = self.types
         for option, z in options.items():
             kind = type(z)
             if kind in types:
                 words.append(option)
-            elif z is not DEFAULTS.get(option):
+            elif z is not DEFAULTS[option]:
                 if option in _ARRAYS and (kind not in _NUMBERS or option == "bias"):
-                    return (), ()
+                    return "", ()
                 words += (option, z, kind)  # 1 is True to a dictionary
-        return tuple(words), tuple([z for z in map(options.get, _ARRAYS) if type(z) in types])
+        others = [z for z in map(options.get, _ARRAYS) if type(z) in types]
+        return tuple(words), (*others, c) if c is not None else tuple(others)
 
     def key(
-        self, a: Any, b: Any, out: Any, name: str, options: Keywords | None, parts: tuple[int, int] = NO_PARTS
-    ) -> tuple[Any, ...] | None:
+        self, a: Any, b: Any, out: Any, name: str, options: Keywords | None, parts: tuple[int, int] = NO_PARTS,
+        c: Any = None,
+    ) -> tuple[Any, ...] | None:  # fmt: skip
         """Return what identifies a call; None for one that the fast path does not take."""
-        rest, others = (name, ()) if options is None else self.words(name, options, parts)
+        rest, others = (name, ()) if options is c is None else self.words(name, options, parts, c)
         reading = self.read((a, b, *others) if out is None else (a, b, out, *others))
         return (rest, *reading[0]) if rest and reading is not None else None
 
@@ -235,85 +253,83 @@ class Torch:
         served = ("f64", "f32", "f16", "bf16", "int32", "int64")
         names = {getattr(self.torch, dtypes.get(name).numpy, name): name for name in served}  # of general kernels
 
-        def known(tensors: Any, place: Any, options: Any, scalars: Scalars | None) -> Any:
+        def known(tensors: Any, rest: Any, place: int, odd: int, scalars: Scalars | None) -> Any:
             before = latest.get(place)
-            if before is not None:
+            if before is not None and not odd and before[0] == rest:
                 for z in tensors:
                     if z.is_nested:
                         break
                 else:
                     if before[1](*tensors) and not (before[2] and recording()):
-                        return before[0]
+                        return before[3]
             reading = read(tensors)
             if reading is None:
                 return None
             words, starts = reading
-            key = (place[0], *words)
+            key = (rest, *words)
             call = calls.get(key)
             if call is None:
                 a, b = tensors[:2]
-                if (
-                    options is not None
-                    or len(tensors) > 2
-                    or not (a.layout is b.layout is strided)
-                    or b.dtype is not a.dtype
-                ):
+                if type(rest) is not str or len(tensors) > 2 or not (a.layout is b.layout is strided):
+                    return None
+                if b.dtype is not a.dtype:
                     return None
                 operands = words[0], a.shape, a.stride(), b.shape, b.stride(), *starts
                 return fresh(key, names.get(a.dtype), a.dtype, *operands, scalars)
-            if make is not None and not place[3] and len({*map(id, tensors)}) == len(tensors):
+            if make is not None and not odd and len({*map(id, tensors)}) == len(tensors):
                 # Weights stay where they are. Tensors of a call that comes a third time are compared with those of the
-                # second by one call, instead of their key: 1 us less on the host of an H200. The address of b tells
-                # nothing but which to try.
-                again = before is not None and before[0] is call and before[1] is _never
+                # second by one call, instead of their key: 1 us less on the host of an H200. The address of b and the
+                # number of tensors tell nothing but which to try.
+                again = before is not None and before[3] is call and before[1] is _never
                 tracked = any(x.requires_grad for x in tensors)  # one wants a gradient, which nothing recorded
-                keep(latest, place, (call, make(*tensors) if again else _never, tracked))
+                keep(latest, place, (rest, make(*tensors) if again else _never, tracked, call))
             return call
 
         def optional(
-            tensors: tuple[Any, ...], low: int, q: int, name: str, scalars: Scalars | None, options: Keywords,
-            parts: tuple[int, int],
+            tensors: tuple[Any, ...], low: int, q: int, name: str, scalars: Scalars | None, options: Keywords | None,
+            parts: tuple[int, int], c: Any,
         ) -> tuple[list[int], KnownCall | None]:  # fmt: skip
-            rest, others = words_of(name, options, parts)
+            rest, others = words_of(name, options, parts, c)
             starts = [z.data_ptr() for z in others]
             if not rest or 0 in starts:
                 return starts, None
             for start in starts:
                 low |= start
             tensors += others
-            return starts, known(tensors, (rest, q, len(tensors), low & 15), options, scalars)
+            return starts, known(tensors, rest, q + len(tensors), low & 15, scalars)
 
         return known, optional
 
     def _run(
         self, run: Any, addresses: tuple[int, int, int], stream: int, workspace: int, extras: KnownOptions,
-        options: Any, starts: list[int], parts: tuple[int, int], scalars: Scalars | None, result: Any,
+        options: Any, starts: list[int], parts: tuple[int, int], scalars: Scalars | None, result: Any, c: Any,
     ) -> None:  # fmt: skip
-        """Launch a call with options; `starts` are the addresses of bias, factors and C that are tensors."""
+        """Launch a call with options or C; `starts` are the addresses of bias, factors and C that are tensors."""
         extra: tuple[int, ...] = ()
-        scalars = scalars or extras.scalars
-        if "c" in options and starts.pop() != addresses[2] and scalars[1]:
-            result.copy_(options["c"])
-        bias, start = options.get("bias"), 0
-        if bias is not None:
-            start, *starts = starts
-            if bias.dtype is not extras.bias_dtype:
-                bias = bias.to(extras.bias_dtype)
-                start = bias.data_ptr()
-        if starts:
-            types, scale_a, scale_b = self.types, options.get("scale_a"), options.get("scale_b")
-            extra = starts[0] if type(scale_a) in types else 0, starts[-1] if type(scale_b) in types else 0, 0
-        elif any(parts) and any(run.kept):
-            extra = parts[0] if run.kept[0] else 0, parts[1] if run.kept[1] else 0, 0
+        scalars, start = scalars or extras.scalars, 0
+        old = addresses[2] if c is None else starts.pop()
+        if old != addresses[2] and scalars[1]:
+            if extras.c_bytes:  # copy_ takes longer on the host
+                self._copy(old, addresses[2], extras.c_bytes, stream, run.ordinal)
+            else:
+                result.copy_(c)
+        if options is not None:
+            bias = options.get("bias")
+            if bias is not None:
+                start, *starts = starts
+                if bias.dtype is not extras.bias_dtype:
+                    bias = bias.to(extras.bias_dtype)
+                    start = bias.data_ptr()
+            if starts:
+                types, scale_a, scale_b = self.types, options.get("scale_a"), options.get("scale_b")
+                extra = starts[0] if type(scale_a) in types else 0, starts[-1] if type(scale_b) in types else 0, 0
+            elif any(parts) and any(run.kept):
+                extra = parts[0] if run.kept[0] else 0, parts[1] if run.kept[1] else 0, 0
         run(*addresses, stream, start, workspace, scalars, extra)
 
     def _path(self) -> FastPath:
-        torch, types, byte, stream_of = (
-            self.torch,
-            self.types,
-            self.torch.uint8,
-            self.torch._C._cuda_getCurrentRawStream,
-        )
+        torch, types, byte = self.torch, self.types, self.torch.uint8
+        stream_of = torch._C._cuda_getCurrentRawStream
         is_unseen, written = self.is_unseen, pytorch.version_bump(torch)
         empty, current = pytorch.device_allocator(torch)
         (known, optional), run_with_options = self._look_ups(), self._run
@@ -321,7 +337,7 @@ class Torch:
 
         def multiply(
             a: Any, b: Any, out: Any, name: str, scalars: Scalars | None, options: Keywords | None = None,
-            parts: tuple[int, int] = NO_PARTS,
+            parts: tuple[int, int] = NO_PARTS, c: Any = None,
         ) -> Any:  # fmt: skip
             ordinal = a.get_device()
             if (
@@ -336,11 +352,11 @@ class Torch:
                 if not p or not q or (out is not None and not r):
                     return None
                 tensors = (a, b) if out is None else (a, b, out)
-                if options is None:
-                    starts, call = nothing, known(tensors, (name, q, len(tensors), (p | q | r) & 15), None, scalars)
+                if options is c is None:
+                    starts, call = nothing, known(tensors, name, q + len(tensors), (p | q | r) & 15, scalars)
                 else:
-                    starts, call = optional(tensors, p | q | r, q, name, scalars, options, parts)
-            except (RuntimeError, TypeError):  # a tensor without memory, or an option that has no key
+                    starts, call = optional(tensors, p | q | r, q, name, scalars, options, parts, c)
+            except (RuntimeError, TypeError, ValueError):  # a tensor without memory, or an option that has no key
                 return None
             if call is None:
                 return None
@@ -364,7 +380,7 @@ class Torch:
             if extras is None:
                 run(p, q, to, stream, 0, workspace, scalars)
             else:
-                run_with_options(run, (p, q, to), stream, workspace, extras, options, starts, parts, scalars, result)
+                run_with_options(run, (p, q, to), stream, workspace, extras, options, starts, parts, scalars, result, c)
             if out is not None:
                 written((out,))
             return result
@@ -383,10 +399,15 @@ class CuPy:
     dtype = staticmethod(arrays.numpy_dtype)
 
     def key(
-        self, a: Any, b: Any, out: Any, name: str, options: Keywords | None, _: tuple[int, int] = NO_PARTS
-    ) -> tuple[Any, ...] | None:
-        """Return what identifies a call; None for one with options, and for subclasses."""
-        if options is not None or any(type(z) not in self.types for z in (a, b, a if out is None else out)):
+        self, a: Any, b: Any, out: Any, name: str, options: Keywords | None, _: tuple[int, int] = NO_PARTS,
+        c: Any = None,
+    ) -> tuple[Any, ...] | None:  # fmt: skip
+        """Return what identifies a call; None for one with options or another C, and for subclasses."""
+        if (
+            options is not None
+            or c is not None
+            or any(type(z) not in self.types for z in (a, b, a if out is None else out))
+        ):
             return None
         bits = low_bits(a.data.ptr, b.data.ptr, 0 if out is None else out.data.ptr)
         key = name, a.device.id, b.device.id, a.dtype, b.dtype, a.shape, b.shape, a.strides, b.strides, bits
@@ -406,9 +427,9 @@ class CuPy:
 
         def multiply(
             a: Any, b: Any, out: Any, name: str, scalars: Scalars | None, options: Keywords | None = None,
-            parts: tuple[int, int] = NO_PARTS,
+            parts: tuple[int, int] = NO_PARTS, c: Any = None,
         ) -> Any:  # fmt: skip
-            key = key_of(a, b, out, name, options)
+            key = key_of(a, b, out, name, options, parts, c)
             if key is None or (out is None and a.device.id != current()):
                 return None
             p, q, r = a.data.ptr, b.data.ptr, 0 if out is None else out.data.ptr

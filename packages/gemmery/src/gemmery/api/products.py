@@ -330,8 +330,7 @@ def _scaled(name: str, a: Any, b: Any, c: Any, out: Any, alpha: Any, beta: Any, 
     out = single(out)
     if keywords:
         keywords = own_options(name, keywords)
-    with_c = keywords if c is None or c is out else {**keywords, "c": c}
-    done = array_libraries.scaled(a, b, c, out, name, alpha, beta, with_c)
+    done = array_libraries.scaled(a, b, c, out, name, alpha, beta, keywords)
     if done is not None:
         return done
     options, parts = Options(**keywords, alpha=alpha, beta=beta, old=c), NO_PARTS
@@ -352,7 +351,7 @@ def _scaled(name: str, a: Any, b: Any, c: Any, out: Any, alpha: Any, beta: Any, 
     if x.device != "cpu" or y.device != "cpu":
         from gemmery.api import on_device
 
-        return on_device.product(name, x, y, out, options, with_c, parts)
+        return on_device.product(name, x, y, out, options, keywords, parts)
     only_on_devices(options)
     common = result = promoted(x.dtype, y.dtype)
     old = None if options.old is None else viewed(added(name), options.old)

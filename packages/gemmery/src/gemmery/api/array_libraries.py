@@ -26,13 +26,14 @@ if TYPE_CHECKING:
 
 Keywords = dict[str, Any]  # the options that a call names
 # (a, b, out, the function's name, alpha and beta or None, options or None, addresses of parts of operands that were
-# split, what beta multiplies if that is not `out`) -> the result, or None for a call not seen before. A call with
-# options but without alpha and beta has them in the table.
+# split, what beta multiplies if that is not `out`, or the offsets of groups) -> the result, or None for a call not seen
+# before. A call with options but without alpha and beta has them in the table.
 FastPath = Callable[..., Any]
 PATHS: dict[type, FastPath] = {}  # by the type of a
 SPLIT: set[type] = set()  # what gm.split returns, once it is loaded: no array
 QUANTIZED: set[type] = set()  # what gm.quantize returns, once it is loaded
-PLAIN = {"gemm": "plain gemm", "gemv": "plain gemv", "matmul": "matmul"}  # the names when alpha is 1 and beta 0
+# The names when alpha is 1 and beta 0.
+PLAIN = {"gemm": "plain gemm", "gemv": "plain gemv", "matmul": "matmul", "grouped_matmul": "grouped_matmul"}
 _LARGE = 1e38
 _NUMBERS = (int, float)
 NO_PARTS = (0, 0)
@@ -47,6 +48,7 @@ class KnownOptions(NamedTuple):
     scalars: Scalars
     in_place: bool = False  # C has the layout and type of the result: at the same address it is not copied
     c_bytes: int = 0  # of such a C, if it is contiguous
+    is_grouped: bool = False  # offsets of groups in the place of C
 
 
 class KnownCall(NamedTuple):
@@ -79,7 +81,9 @@ def remember(
     if kind == "c" and isinstance(library, Torch):
         return  # a conjugate view has the same address, shape and strides
     out = None if is_new else target.array
+    where = inputs.offsets
     old, c = (None, None) if options.old is out else (inputs.old, options.old)
+    old, c = (old, c) if where is None else (where, where.array)
     x, y, *others = (z for z in (*inputs.read, old) if z is not None)
     if options.alpha == 0 or served.form.runs != 1 or any(z.stream != x.stream for z in (y, *others, target)):
         return
@@ -91,7 +95,7 @@ def remember(
         scalars = packed_scalars(options.alpha, options.beta, target.dtype)
         bias_dtype = library.dtype(dtypes.get(target.dtype).accumulator)
         apart = tuple(_apart(z, target) for z in others)
-        extras = KnownOptions(apart, bias_dtype, scalars, in_place, whole if in_place else 0)
+        extras = KnownOptions(apart, bias_dtype, scalars, in_place, whole if in_place else 0, where is not None)
     if options.alpha == 1 and options.beta == 0:
         name = PLAIN[name]
     elif kind != "f":  # the fast path packs alpha and beta as they are
@@ -308,7 +312,9 @@ class Torch:
         extra: tuple[int, ...] = ()
         scalars, start = scalars or extras.scalars, 0
         old = addresses[2] if c is None else starts.pop()
-        if old != addresses[2] and scalars[1]:
+        if extras.is_grouped:
+            extra = 0, 0, old
+        elif old != addresses[2] and scalars[1]:
             if extras.c_bytes:  # copy_ takes longer on the host
                 self._copy(old, addresses[2], extras.c_bytes, stream, run.ordinal)
             else:
@@ -322,7 +328,11 @@ class Torch:
                     start = bias.data_ptr()
             if starts:
                 types, scale_a, scale_b = self.types, options.get("scale_a"), options.get("scale_b")
-                extra = starts[0] if type(scale_a) in types else 0, starts[-1] if type(scale_b) in types else 0, 0
+                extra = (
+                    starts[0] if type(scale_a) in types else 0,
+                    starts[-1] if type(scale_b) in types else 0,
+                    *(extra[2:] or (0,)),
+                )
             elif any(parts) and any(run.kept):
                 extra = parts[0] if run.kept[0] else 0, parts[1] if run.kept[1] else 0, 0
         run(*addresses, stream, start, workspace, scalars, extra)

@@ -303,8 +303,9 @@ def finished(x: View, target: View) -> Any:
 
 
 def grouped_product(
-    x: View, y: View, where: View, shape: Ints, out: Any, terms: Options, multiply_groups: Callable[..., None]
-) -> Any:
+    x: View, y: View, where: View, shape: Ints, out: Any, terms: Options, keywords: Keywords,
+    multiply_groups: Callable[..., None],
+) -> Any:  # fmt: skip
     """Return the products of the groups; the views are those of a, b and the offsets, `shape` is the result's.
 
     Where b is one matrix, groups follow each other along k. `multiply_groups` writes a product for each group, where no
@@ -329,8 +330,11 @@ def grouped_product(
     written = target or new(x, shape, result)
     if 0 not in shape and (deep or y.shape[0]):  # without groups, a kernel has neither a matrix nor an offset to read
         ends = _launch_groups(inputs, written, terms) if y.shape[0] else [0] * shape[0]
-        if ends is not None:
+        if isinstance(ends, list):
             _one_by_one(x, y, ends, inputs, written, terms, multiply_groups)
+        elif where.device != "cpu" and inputs.x is x and inputs.y is y:
+            terms = terms._replace(alpha=factors.factor)
+            array_libraries.remember("grouped_matmul", inputs, written, target is None, terms, keywords, ends)
     if out is None:
         return finished(x, written)
     arrays.written(out)
@@ -351,8 +355,8 @@ def check_offsets(x: View, where: View) -> None:
         raise LayoutError(f"offsets have a stride of {where.strides[0]} bytes; pass a contiguous array of int32")
 
 
-def _launch_groups(inputs: Inputs, target: View, terms: Options) -> list[int] | None:
-    """Write the products to `target` by one launch; return the ends of the groups where no kernel does so."""
+def _launch_groups(inputs: Inputs, target: View, terms: Options) -> list[int] | TieredLaunch:
+    """Write the products to `target` by one launch; return it, or the ends of the groups where no kernel does so."""
     x, where, deep = inputs.x, inputs.offsets, len(inputs.y.shape) == 2
     rows, what = (x.shape[1], "columns") if deep else (x.shape[0], "rows")
     assert where is not None
@@ -375,7 +379,7 @@ def _launch_groups(inputs: Inputs, target: View, terms: Options) -> list[int] | 
         inputs = inputs._replace(offsets=where)
         ordered.bring(ends.ctypes.data, where.pointer, ends.nbytes, x.stream, x.ordinal)
     enqueue(served, inputs, target, packed_scalars(inputs.scales.factor, 0, target.dtype))
-    return None
+    return served
 
 
 def _one_by_one(

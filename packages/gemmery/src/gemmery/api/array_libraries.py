@@ -156,27 +156,31 @@ def library_of(a: Any) -> Any:
 _libraries: dict[str, Any] = {}
 
 
-def _preparing() -> Callable[..., KnownCall | None]:
-    """Return a function that prepares and keeps the product of two new arrays, if `prepare_new` prepares it.
+def _fresh(
+    key: Any, dtype: str | None, own: Any, ordinal: int, a: Any, a_step: Any, b: Any, b_step: Any, p: int, q: int,
+    scalars: Scalars | None,
+) -> KnownCall | None:  # fmt: skip
+    """Prepare and keep the product of two new arrays, if `prepare_new` prepares it.
 
     It takes the key, the element type as gemmery and as the library names it, the device, shape and strides in elements
     of both, their addresses, and alpha and beta or None.
     """
     from gemmery.api import prepared
     from gemmery.api.device_operands import get_float32_precision
-    from gemmery.api.prepared import prepare_new
 
-    def fresh(key: Any, dtype: str | None, own: Any, ordinal: int, a: Any, a_step: Any, b: Any, b_step: Any, p: int,
-              q: int, scalars: Scalars | None) -> KnownCall | None:  # fmt: skip
-        present = None if dtype is None or (scalars and scalars[1]) else prepared.present(dtype, ordinal)
-        if present is None or (dtype == "f32" and get_float32_precision() is not None):  # general kernels: plain
-            return None
-        if scalars and dtypes.get(present.dtype).kind != "f":  # they are packed in another way
-            return None
-        new = prepare_new(present, key[0], a, a_step, b, b_step, p, q, scalars is not None)
-        return new and keep(table.calls, key, KnownCall(*new, own, 0, 0, 0, 0))
+    present = None if dtype is None or (scalars and scalars[1]) else prepared.present(dtype, ordinal)
+    if present is None or (dtype == "f32" and get_float32_precision() is not None):  # general kernels: plain
+        return None
+    if scalars and dtypes.get(present.dtype).kind != "f":  # they are packed in another way
+        return None
+    new = prepared.prepare_new(present, key[0], a, a_step, b, b_step, p, q, scalars is not None)
+    return new and keep(table.calls, key, KnownCall(*new, own, 0, 0, 0, 0))
 
-    return fresh
+
+def served(a: Any, *call: Any) -> Any:
+    """Return what the fast path for arrays like `a` returns; None where there is none."""
+    path = PATHS.get(type(a))
+    return None if path is None else path(a, *call)
 
 
 class Torch:
@@ -253,9 +257,9 @@ class Torch:
     def _look_ups(self) -> tuple[Callable[..., KnownCall | None], Callable[..., tuple[list[int], KnownCall | None]]]:
         """Return the look-ups of calls by what their tensors say of themselves: without options, and with them."""
         calls, latest, strided, read, words_of = table.calls, table.latest, self.torch.strided, self.read, self.words
-        recording, fresh, make = self.torch.is_grad_enabled, _preparing(), pytorch.comparer(self.torch)
-        served = ("f64", "f32", "f16", "bf16", "int32", "int64")
-        names = {getattr(self.torch, dtypes.get(name).numpy, name): name for name in served}  # of general kernels
+        recording, make = self.torch.is_grad_enabled, pytorch.comparer(self.torch)
+        general = ("f64", "f32", "f16", "bf16", "int32", "int64")
+        names = {getattr(self.torch, dtypes.get(name).numpy, name): name for name in general}
 
         def known(tensors: Any, rest: Any, place: int, odd: int, scalars: Scalars | None) -> Any:
             before = latest.get(place)
@@ -278,8 +282,8 @@ class Torch:
                     return None
                 if b.dtype is not a.dtype:
                     return None
-                operands = words[0], a.shape, a.stride(), b.shape, b.stride(), *starts
-                return fresh(key, names.get(a.dtype), a.dtype, *operands, scalars)
+                operands = words[0], a.shape, a.stride(), b.shape, b.stride(), starts[0], starts[1]
+                return _fresh(key, names.get(a.dtype), a.dtype, *operands, scalars)
             if make is not None and not odd and len({*map(id, tensors)}) == len(tensors):
                 # Weights stay where they are. Tensors of a call that comes a third time are compared with those of the
                 # second by one call, instead of their key: 1 us less on the host of an H200. The address of b and the
@@ -403,7 +407,6 @@ class CuPy:
 
     def __init__(self, cupy: Any) -> None:
         self.types = (cupy.ndarray,)
-        self._fresh = _preparing()
         self.multiply = self._path(cupy)
 
     dtype = staticmethod(arrays.numpy_dtype)
@@ -429,7 +432,7 @@ class CuPy:
             return None
         each = tuple(step // size for step in steps)
         operands = a.shape, each[: a.ndim], b.shape, each[a.ndim :], a.data.ptr, b.data.ptr
-        return self._fresh(key, SHORT.get(a.dtype), a.dtype, a.device.id, *operands, scalars)
+        return _fresh(key, SHORT.get(a.dtype), a.dtype, a.device.id, *operands, scalars)
 
     def _path(self, cupy: Any) -> FastPath:
         stream_of, current, ndarray = cupy.cuda.get_current_stream, cupy.cuda.device.get_device_id, cupy.ndarray

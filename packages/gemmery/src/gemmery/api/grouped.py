@@ -142,12 +142,9 @@ def grouped_matmul(
         keywords = own_options("grouped_matmul", keywords)
     if offsets is None:
         return _listed(a, b, out, Options(**keywords))
-    path = array_libraries.PATHS.get(type(a))
-    if path is not None:
-        done = path(a, b, out, "grouped_matmul", None, keywords or None, array_libraries.NO_PARTS, offsets)
-        if done is not None:
-            return done
-    return _stacked(a, b, offsets, out, keywords)
+    call = b, out, "grouped_matmul", None, keywords or None, array_libraries.NO_PARTS, offsets
+    done = array_libraries.served(a, *call)
+    return _stacked(a, b, offsets, out, keywords) if done is None else done
 
 
 def _stacked(a: Any, b: Any, offsets: Any, out: Any, keywords: dict[str, Any]) -> Any:

@@ -207,23 +207,23 @@ def _compute(inputs: Inputs, target: View, options: Options) -> TieredLaunch | N
         return None
     old = inputs.old
     if old is not None and (options.beta == 0 or arrays.same(old, target)):
-        old = None
+        inputs = inputs._replace(old=None)
     if inputs.x.dtype in complex_products.REAL and complex_products.pays(inputs, options):
-        if old is not None:
-            copy(old, target)
+        if inputs.old is not None:
+            copy(inputs.old, target)
         complex_products.multiply(inputs, target, options, scratch, _compute)
         return None
     served = prepare(inputs.call(target, options.alpha != 1 or options.beta != 0, options))
-    enqueue(served, inputs, target, packed_scalars(options.alpha, options.beta, target.dtype), old)
+    enqueue(served, inputs, target, packed_scalars(options.alpha, options.beta, target.dtype))
     return served
 
 
-def enqueue(served: TieredLaunch, inputs: Inputs, target: View, scalars: Scalars, old: View | None = None) -> None:
+def enqueue(served: TieredLaunch, inputs: Inputs, target: View, scalars: Scalars) -> None:
     """Write a product to `target`, whose element type is the result's, with the `packed_scalars`.
 
-    `old` is the memory of an array that is copied into that of `target` before.
+    What beta multiplies is copied to `target` before.
     """
-    stream, ordinal, read = inputs.x.stream, inputs.x.ordinal, inputs.read
+    stream, ordinal, read, old = inputs.x.stream, inputs.x.ordinal, inputs.read, inputs.old
     run = served.next(stream)
     others = {z.stream for z in (*read, inputs.offsets, target, old) if z is not None} - {stream}
     for other in others:

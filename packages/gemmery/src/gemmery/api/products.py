@@ -145,8 +145,7 @@ def _planned(a: Any, b: Any, out: Any, keywords: dict[str, Any]) -> Any:
         from gemmery.api import splitting
 
         a, b, parts = splitting.sources(a, b, options.precision)
-        path = array_libraries.PATHS.get(type(a))
-        done = None if path is None else path(a, b, out, "matmul", None, keywords, parts)
+        done = array_libraries.served(a, b, out, "matmul", None, keywords, parts)
         if done is not None:
             return done
     if type(b) in array_libraries.QUANTIZED:

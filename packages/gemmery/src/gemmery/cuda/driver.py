@@ -163,8 +163,6 @@ def on(ordinal: int) -> Iterator[None]:
 
 def in_context(ordinal: int, function: Callable[..., tuple[Any, ...]], *arguments: object) -> Any:
     """Return the result of a function of the driver, called in the context of a device."""
-    if api().cuCtxGetCurrent()[1] == context(ordinal):  # to push and pop it takes longer than most functions
-        return check(function(*arguments))
     with on(ordinal):
         return check(function(*arguments))
 

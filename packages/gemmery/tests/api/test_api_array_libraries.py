@@ -15,9 +15,6 @@ from gemmery.arrays import pytorch
 torch = pytest.importorskip("torch")
 
 
-key_of = array_libraries.Torch.key
-
-
 class There(torch.Tensor):
     """A tensor on the CPU that says it is on a device."""
 
@@ -43,13 +40,22 @@ class StandIn:
         return getattr(torch, name)
 
 
+LIBRARY = array_libraries.Torch(StandIn())
+
+
+def key_of(a, b, out, name):
+    """The key of a call, whether or not gradients are recorded."""
+    with torch.no_grad():
+        return LIBRARY.key(a, b, out, name, None)
+
+
 @pytest.fixture
 def path(monkeypatch):
     """The fast path for these tensors, without a product."""
     table.forget()
     monkeypatch.setattr(torch._C._dynamo.guards, "_empty_strided_cuda", None, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
-    yield array_libraries.Torch(StandIn()).multiply
+    yield LIBRARY.multiply
     table.forget()
 
 
@@ -61,10 +67,9 @@ def keep(launches, a, b, out, name):
         launches.append(number)
 
     run.workspace = 0
-    pointers = a.data_ptr(), b.data_ptr(), 0 if out is None else out.data_ptr()
     served = SimpleNamespace(countdown=0, run=run)
     call = array_libraries.KnownCall(served, (3, 3), (3, 1), torch.float32, -64, 64, -64, 64)
-    table.calls.setdefault(key_of(a, b, out, name, *pointers), call)
+    table.calls.setdefault(key_of(a, b, out, name), call)
 
 
 def contents(start):
@@ -108,8 +113,7 @@ def test_a_repeated_product_is_the_one_that_a_look_up_gives(path):
         used = (a, b) if target is None else (a, b, out)
         with torch.set_grad_enabled(draw.random() < 0.5):
             wanted = torch.is_grad_enabled() and any(x.requires_grad for x in used)
-            pointers = a.data_ptr(), b.data_ptr(), 0 if target is None else out.data_ptr()
-            product = table.calls.get(key_of(a, b, target, name, *pointers))
+            product = table.calls.get(key_of(a, b, target, name))
             path(a, b, target, name, None)
         got = list(launches)
         launches.clear()
@@ -118,7 +122,7 @@ def test_a_repeated_product_is_the_one_that_a_look_up_gives(path):
             served += 1
         assert got == launches
     assert served > 500
-    assert all(table.latest)
+    assert any(alike is not None for _, alike, *_ in table.latest.values())
 
 
 def test_an_out_that_overlaps_is_not_written_by_a_repeated_product(path):
@@ -162,10 +166,10 @@ def test_repeated_products_are_forgotten_with_the_others(path):
         keep(launches, a, b, target, "matmul")
     path(a, b, None, "matmul", None)
     path(a, b, out, "matmul", None)
-    assert all(table.latest)
+    assert table.latest
     table.forget()
     assert path(a, b, out, "matmul", None) is None
-    assert (table.calls, *table.latest) == ({}, {}, {})
+    assert (table.calls, table.latest) == ({}, {})
 
 
 def test_comparisons_that_do_not_tell_tensors_apart_are_not_used(monkeypatch):

@@ -12,6 +12,7 @@ from gemmery.api import array_libraries
 from gemmery.api.device_call import table
 from gemmery.api.device_operands import Inputs, OperandScales
 from gemmery.arrays import View
+from gemmery.cuda import ordered
 from gemmery.keywords import Options
 
 
@@ -38,6 +39,9 @@ class OnDevice:
     def is_neg(self):
         return self.neg
 
+    def copy_(self, other):
+        self.copied = other
+
     def to(self, dtype):
         return OnDevice(self.pointer + 1, self.shape, dtype)
 
@@ -50,6 +54,8 @@ class OnDevice:
 
 class Launches:
     """Launches that keep their arguments."""
+
+    ordinal = 3
 
     def __init__(self, workspace=0, kept=(False, False)):
         self.workspace, self.kept, self.calls = workspace, kept, []
@@ -79,15 +85,22 @@ def torch(monkeypatch):
     )
 
 
-def known(torch, options, out=None, run=None, parts=(0, 0)):
+def known(torch, options, out=None, run=None, parts=(0, 0), name="matmul", c=None, c_bytes=0, is_grouped=False):
     """Let the path know a call with tensors at 1024 and 2048."""
     library, run = array_libraries.Torch(torch), run or Launches()
-    key = library.key(OnDevice(1024), OnDevice(2048), out, "matmul", 1024, 2048, out.pointer if out else 0)
-    others = [z for z in map(options.get, ("bias", "scale_a", "scale_b")) if isinstance(z, OnDevice)]
-    more = array_libraries.KnownOptions(((-12, 36),) * len(others), "float32", (0.5, 0.0))
+    key = library.key(OnDevice(1024), OnDevice(2048), out, name, options, parts, c)
+    others = [z for z in map((options or {}).get, ("bias", "scale_a", "scale_b")) if isinstance(z, OnDevice)]
+    more = array_libraries.KnownOptions(
+        ((-12, 36),) * (len(others) + (c is not None)),
+        "float32",
+        (0.5, 0.0),
+        c is not None and not is_grouped,
+        c_bytes,
+        is_grouped,
+    )
     served = SimpleNamespace(countdown=0, run=run)
     call = array_libraries.KnownCall(served, (3, 3), (3, 1), "bfloat16", -36, 36, -36, 36, more)
-    table.calls[(*key, *library.words(options, parts))] = call
+    table.calls[key] = call
     return run
 
 
@@ -122,6 +135,32 @@ def test_a_call_is_remembered_for_others_like_it(torch, monkeypatch):
     assert path(OnDevice(4096 + 18), OnDevice(2048), out, "matmul", None, options) is None  # at another alignment
     array_libraries.remember("matmul", inputs, target, True, Options(alpha=1.0, beta=0.0), {"bias": 1.0}, served)
     assert len(table.calls) == 2
+
+
+@pytest.mark.parametrize("is_grouped", [False, True])
+def test_a_call_is_remembered_with_its_c_or_offsets(torch, monkeypatch, is_grouped):
+    torch.float32 = "float32"
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(array_libraries, "PATHS", {})
+    monkeypatch.setattr(array_libraries, "_libraries", {})
+    copies = []
+    monkeypatch.setattr(ordered, "copy", lambda *asked: copies.append(asked[:3]))
+    run, out, c = Launches(), OnDevice(4096), OnDevice(8192)
+    x, y, old, target = (
+        View(at, (3, 3), (12, 4), "f32", "cuda:0", owner=array)
+        for at, array in ((1024, OnDevice(1024)), (2048, OnDevice(2048)), (8192, c), (4096, out))
+    )
+    served = SimpleNamespace(countdown=0, run=run, form=SimpleNamespace(runs=1))
+    name = "grouped_matmul" if is_grouped else "gemm"
+    inputs = Inputs(x, y, offsets=old) if is_grouped else Inputs(x, y, old=old)
+    asked = Options() if is_grouped else Options(alpha=2.0, beta=3.0, old=c)
+    array_libraries.remember(name, inputs, target, False, asked, {}, served)
+    scalars, other = None if is_grouped else (2.0, 5.0), OnDevice(16384)
+    multiply = array_libraries.PATHS[OnDevice]
+    assert multiply(OnDevice(1024), OnDevice(2048), out, name, scalars, None, (0, 0), other) is out
+    assert run.calls == [(1024, 2048, 4096, 7, 0, 0, scalars or (1, 0), (0, 0, 16384) if is_grouped else ())]
+    assert copies == ([] if is_grouped else [(16384, 4096, 36)])
+    assert multiply(OnDevice(1024), OnDevice(2048), out, name, scalars) is None
 
 
 def row(pointer, **fields):
@@ -183,6 +222,50 @@ def test_a_bias_of_another_type_is_converted_at_each_call(torch):
     run = known(torch, options)
     path(torch)(OnDevice(1024), OnDevice(2048), None, options)
     assert run.calls[0][4] == 65
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.0])
+def test_what_beta_multiplies_is_copied_into_the_result(torch, beta):
+    c, out = OnDevice(8192), OnDevice(4096)
+    multiply = array_libraries.Torch(torch).multiply
+    for target in (None, out):
+        run = known(torch, None, target, name="gemm", c=c)
+        result = multiply(OnDevice(1024), OnDevice(2048), target, "gemm", (2.0, beta), None, (0, 0), c)
+        assert getattr(result, "copied", None) is (c if beta else None)
+        assert run.calls == [(1024, 2048, result.pointer, 7, 0, 0, (2.0, beta), ())]
+
+
+def test_a_c_that_lies_as_the_result_is_copied_by_the_driver(torch, monkeypatch):
+    c, copies = OnDevice(8192), []
+    monkeypatch.setattr(ordered, "copy", lambda *asked: copies.append(asked))
+    multiply = array_libraries.Torch(torch).multiply
+    run = known(torch, None, name="gemm", c=c, c_bytes=36)
+    assert not hasattr(multiply(OnDevice(1024), OnDevice(2048), None, "gemm", (2.0, 1.0), None, (0, 0), c), "copied")
+    assert copies == [(8192, 1 << 20, 36, 7, 3)]
+    assert len(run.calls) == 1
+
+
+def test_offsets_of_groups_reach_the_launch(torch):
+    multiply, ends = array_libraries.Torch(torch).multiply, OnDevice(8192, (3,), "int32")
+    for options, factors in ((None, (0, 0)), ({"bias": row(64), "scale_b": row(96)}, (0, 96))):
+        run = known(torch, options, name="grouped_matmul", c=ends, is_grouped=True)
+        other = OnDevice(16384, (3,), "int32")
+        result = multiply(OnDevice(1024), OnDevice(2048), None, "grouped_matmul", None, options, (0, 0), other)
+        start = 64 if options else 0
+        assert run.calls == [(1024, 2048, 1 << 20, 7, start, 0, (0.5, 0.0), (*factors, 16384))]
+        assert not hasattr(result, "copied")
+    assert multiply(OnDevice(1024), OnDevice(2048), None, "grouped_matmul", None, None, (0, 0), [1, 2, 3]) is None
+
+
+def test_what_beta_multiplies_is_not_copied_onto_itself_nor_over_its_own_part(torch):
+    out, multiply = OnDevice(4096), array_libraries.Torch(torch).multiply
+    run = known(torch, None, out, name="gemm", c=OnDevice(4096))
+    operands = OnDevice(1024), OnDevice(2048), out, "gemm", (2.0, 1.0), None, (0, 0)
+    assert multiply(*operands, OnDevice(4096)) is out
+    assert not hasattr(out, "copied")
+    assert multiply(*operands, OnDevice(4096 - 16)) is None
+    assert multiply(*operands, object()) is None
+    assert len(run.calls) == 1
 
 
 def test_out_is_returned_and_counted_as_written(torch):

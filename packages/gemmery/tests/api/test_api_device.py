@@ -492,7 +492,7 @@ def test_c_is_copied_between_what_the_streams_of_the_others_do(monkeypatch, stre
     monkeypatch.setattr(on_device.ordered, "copy", copied)
     for stream in seen:
         put(f"earlier on {stream}", stream)
-    on_device.enqueue(served, device_operands.Inputs(a, b), out, (1.0, 1.0), c)
+    on_device.enqueue(served, device_operands.Inputs(a, b, old=c), out, (1.0, 1.0))
     earlier = {f"earlier on {stream}" for stream in streams}
     assert before["b"] >= {f"earlier on {streams[1]}"}
     assert before["c"] == {*earlier, "b"}  # which lies where c is copied to

@@ -258,7 +258,7 @@ def fast_path(monkeypatch):
     call = array_libraries.KnownCall(served, (3, 3), (3, 1), "float32", -36, 36, -36, 36)
     library = array_libraries.Torch(stand_in)
     for target in (None, out):
-        table.calls[library.key(a, b, target, "matmul", 1024, 2048, 3072)] = call
+        table.calls[library.key(a, b, target, "matmul", None)] = call
     path = library.multiply
 
     def multiply(a, b, out):
@@ -299,24 +299,30 @@ def test_the_fast_path_leaves_errors_to_the_slow_one(fast_path):
 @pytest.mark.parametrize(
     ("alpha", "beta", "c", "asked"),
     [
-        (1.0, 0.0, None, ("plain gemm", None)),
-        (1.0, 0.0, "out", ("plain gemm", None)),
-        (0.5, 0.0, None, ("gemm", (0.5, 0.0))),
-        (0.5, 2.0, "out", ("gemm", (0.5, 2.0))),
+        (1.0, 0.0, None, ("plain gemm", None, None, (0, 0), None)),
+        (1.0, 0.0, "out", ("plain gemm", None, None, (0, 0), None)),
+        (0.5, 0.0, None, ("gemm", (0.5, 0.0), None, (0, 0), None)),
+        (0.5, 2.0, "out", ("gemm", (0.5, 2.0), None, (0, 0), None)),
+        (1, 0, None, ("plain gemm", None, None, (0, 0), None)),
+        (1, 1, "out", ("gemm", (1, 1), None, (0, 0), None)),
         (0.5, 2.0, None, None),  # c is missing
         (0.5, float("nan"), None, None),
         (0.0, 0.0, "out", None),
         (1e39, 0.0, None, None),
-        (1, 0, None, None),
+        ("1", 0, None, None),
     ],
 )
 def test_a_gemm_into_out_is_asked_for_on_the_fast_path(monkeypatch, alpha, beta, c, asked):
     monkeypatch.setitem(array_libraries.PATHS, OnDevice, lambda _a, _b, out, *rest: "new" if out is None else rest)
     a, out = OnDevice(1024), OnDevice(2048)
-    assert array_libraries.scaled(a, a, out if c else None, out, "gemm", alpha, beta) == asked
+    assert array_libraries.scaled(a, a, out if c else None, out, "gemm", alpha, beta, {}) == asked
     if asked and not beta:
-        assert array_libraries.scaled(a, a, None, None, "gemm", alpha, beta) == "new"
+        assert array_libraries.scaled(a, a, None, None, "gemm", alpha, beta, {}) == "new"
         assert gm.gemm(alpha, a, a, out=out) == asked
+    elif asked:
+        other = OnDevice(4096)
+        assert gm.gemm(alpha, a, a, beta, other, out=out) == (*asked[:-1], other)
+        assert gm.gemm(alpha, a, a, beta, out, out=out) == asked
 
 
 def test_a_result_that_no_tensor_can_hold_is_refused():

@@ -155,6 +155,15 @@ def test_scalars_change_from_call_to_call():
             out = c.clone()
             assert gm.gemm(alpha, a, b, beta, out, out=out) is out
             check(out, a, b, alpha, beta, c)
+            check(gm.gemm(alpha, a[:], b[:], beta, c[:]), a, b, alpha, beta, c)
+            assert gm.gemm(alpha, a[:], b[:], beta, c[:], out=out) is out
+            check(out, a, b, alpha, beta, c)
+            out.copy_(c)
+            gm.gemm(alpha, a[:], b[:], beta, out[:], out=out)
+            check(out, a, b, alpha, beta, c)
+            memory = torch.cat((c, c))
+            gm.gemm(alpha, a, b, beta, memory[:40], out=memory[20:60])
+            check(memory[20:60], a, b, alpha, beta, c)
     check(gm.gemm(2.5, a, b), a, b, 2.5)
     check(gm.gemm(-2.5, a, b), a, b, -2.5)
     assert torch.isinf(gm.gemm(1e300, a, b)).any()

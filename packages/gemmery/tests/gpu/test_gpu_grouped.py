@@ -293,3 +293,15 @@ def test_one_launch_serves_the_shapes_that_experts_have(monkeypatch):
     check(numbers(2000, 97), numbers(4, 256, 97, seed=1).mT, ENDS["uneven"])  # packed by a launch before
     with pytest.raises(TypeError):
         check(*(numbers(*shape, dtype=torch.float64) for shape in ((2000, 64), (4, 64, 64))), ENDS["uneven"])
+
+
+@pytest.mark.parametrize("options", [{}, {"activation": "relu"}, {"dtype": torch.float32}])
+def test_calls_that_come_again_read_their_own_offsets(options):
+    a, b = numbers(2000, 64), numbers(4, 64, 96, seed=1)
+    for ends in [*ENDS.values()] * 3:
+        result = gm.grouped_matmul(a[:], b[:], offsets=on_device(ends), **options)
+        want = expected(a, b, ends).to(result.dtype)[: ends[-1]]
+        assert torch.equal(result[: ends[-1]], want.relu() if "activation" in options else want)
+        bias = numbers(4, 96, seed=2)
+        check(a, b, ends, bias=bias)
+        check(a, b, ends)

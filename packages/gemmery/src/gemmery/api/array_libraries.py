@@ -8,7 +8,8 @@ was not seen before is prepared here too, once the general kernel of its element
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from gemmery import arrays, dtypes
@@ -25,12 +26,14 @@ if TYPE_CHECKING:
 
 Keywords = dict[str, Any]  # the options that a call names
 # (a, b, out, the function's name, alpha and beta or None, options or None, addresses of parts of operands that were
-# split) -> the result, or None for a call not seen before. A call with options has its scalars in the table.
+# split, what beta multiplies if that is not `out`, or the offsets of groups) -> the result, or None for a call not seen
+# before. A call with options but without alpha and beta has them in the table.
 FastPath = Callable[..., Any]
 PATHS: dict[type, FastPath] = {}  # by the type of a
 SPLIT: set[type] = set()  # what gm.split returns, once it is loaded: no array
 QUANTIZED: set[type] = set()  # what gm.quantize returns, once it is loaded
-PLAIN = {"gemm": "plain gemm", "gemv": "plain gemv", "matmul": "matmul"}  # the names when alpha is 1 and beta 0
+# The names when alpha is 1 and beta 0.
+PLAIN = {"gemm": "plain gemm", "gemv": "plain gemv", "matmul": "matmul", "grouped_matmul": "grouped_matmul"}
 _LARGE = 1e38
 _NUMBERS = (int, float)
 NO_PARTS = (0, 0)
@@ -38,11 +41,14 @@ _ARRAYS = ("bias", "scale_a", "scale_b")  # options that may be arrays
 
 
 class KnownOptions(NamedTuple):
-    """What a call with options has besides."""
+    """What a call with options has besides, or with a C that is not `out`."""
 
-    apart: tuple[tuple[int, int], ...]  # as of A and B, of bias and factors that are arrays
+    apart: tuple[tuple[int, int], ...]  # as of A and B, of bias, factors and C that are arrays
     bias_dtype: Any  # in which a kernel reads a bias
     scalars: Scalars
+    in_place: bool = False  # C has the layout and type of the result: at the same address it is not copied
+    c_bytes: int = 0  # of such a C, if it is contiguous
+    is_grouped: bool = False  # offsets of groups in the place of C
 
 
 class KnownCall(NamedTuple):
@@ -68,48 +74,55 @@ def remember(
     """
     from gemmery.cuda.launch import packed_scalars
 
-    library = _library_of(inputs.x.array)
+    library = library_of(inputs.x.array)
     if library is None:
         return
     kind = dtypes.get(target.dtype).kind
     if kind == "c" and isinstance(library, Torch):
         return  # a conjugate view has the same address, shape and strides
-    x, y, *others = (z for z in inputs.read if z is not None)
-    a, b, out = x.array, y.array, None if is_new else target.array
-    if any(type(z) not in library.types for z in ((a, b) if is_new else (a, b, out))):
-        return  # a subclass has arithmetic of its own
+    out = None if is_new else target.array
+    where = inputs.offsets
+    old, c = (None, None) if options.old is out else (inputs.old, options.old)
+    old, c = (old, c) if where is None else (where, where.array)
+    x, y, *others = (z for z in (*inputs.read, old) if z is not None)
     if options.alpha == 0 or served.form.runs != 1 or any(z.stream != x.stream for z in (y, *others, target)):
         return
-    words: tuple[Any, ...] | None = ()
-    extras, scalars = None, packed_scalars(options.alpha, options.beta, target.dtype)
-    if any(inputs.parts) or keywords:
-        words = library.words(keywords, inputs.parts) if name == "matmul" else None
+    extras, strides = None, arrays.contiguous(target.shape, 1)
+    if any(inputs.parts) or keywords or old is not None:
+        in_place = old is not None and (old.dtype, old.strides) == (target.dtype, target.strides)
+        size = dtypes.get(target.dtype).size
+        whole = math.prod(target.shape) * size if target.strides == arrays.contiguous(target.shape, size) else 0
+        scalars = packed_scalars(options.alpha, options.beta, target.dtype)
         bias_dtype = library.dtype(dtypes.get(target.dtype).accumulator)
-        extras = KnownOptions(tuple(_apart(z, target) for z in others), bias_dtype, scalars)
-    elif options.alpha == 1 and options.beta == 0:
+        apart = tuple(_apart(z, target) for z in others)
+        extras = KnownOptions(apart, bias_dtype, scalars, in_place, whole if in_place else 0, where is not None)
+    if options.alpha == 1 and options.beta == 0:
         name = PLAIN[name]
     elif kind != "f":  # the fast path packs alpha and beta as they are
         return
-    if words is None or (options.old is not None and (is_new or options.old is not out)):
+    named_options = keywords if keywords or any(inputs.parts) else None
+    key = library.key(x.array, y.array, out, name, named_options, inputs.parts, c)
+    if key is None:
         return
-    key = (*library.key(a, b, out, name, x.pointer, y.pointer, 0 if is_new else target.pointer), *words)
-    dtype, strides = library.dtype(target.dtype) if is_new else None, arrays.contiguous(target.shape, 1)
+    dtype = library.dtype(target.dtype) if is_new else None
     call = KnownCall(served, target.shape, strides, dtype, *_apart(x, target), *_apart(y, target), extras)
     keep(table.calls, key, call)
     PATHS.update(dict.fromkeys(library.types, library.multiply))
 
 
-def scaled(a: Any, b: Any, c: Any, out: Any, name: str, alpha: Any, beta: Any) -> Any:
-    """alpha a b + beta c by the fast path, where c is out or None, for scalars exact in float32; None for others and
-    for unseen products.
+def scaled(a: Any, b: Any, c: Any, out: Any, name: str, alpha: Any, beta: Any, keywords: Keywords) -> Any:
+    """alpha a b + beta c by the fast path, for scalars exact in float32; None for others and for unseen products.
+
+    c may be `out`.
     """
     path = PATHS.get(type(a))
-    if path is None or type(alpha) is not float or type(beta) is not float:
+    if path is None or type(alpha) not in _NUMBERS or type(beta) not in _NUMBERS:
         return None
+    other = None if c is out else c
     if alpha == 1 and beta == 0:
-        return path(a, b, out, PLAIN[name], None)
+        return path(a, b, out, PLAIN[name], None, keywords or None, NO_PARTS, other)
     exact = 0 < abs(alpha) < _LARGE and abs(beta) < _LARGE and (c is not None or beta == 0)
-    return path(a, b, out, name, (alpha, beta)) if exact else None
+    return path(a, b, out, name, (alpha, beta), keywords or None, NO_PARTS, other) if exact else None
 
 
 def _apart(x: View, target: View) -> tuple[int, int]:
@@ -118,14 +131,20 @@ def _apart(x: View, target: View) -> tuple[int, int]:
     return low - top, high - bottom
 
 
-def _overlaps(starts: list[int], apart: tuple[tuple[int, int], ...], r: int) -> bool:
-    for start, (low, high) in zip(starts, apart, strict=True):  # noqa: SIM110 # a generator takes longer
+def _overlaps(starts: list[int], extras: KnownOptions, r: int) -> bool:
+    if extras.in_place and starts == [r]:
+        return False
+    for start, (low, high) in zip(starts, extras.apart, strict=True):  # noqa: SIM110 # a generator takes longer
         if low < r - start < high:
             return True
     return False
 
 
-def _library_of(a: Any) -> Any:
+def _never(*_: Any) -> bool:
+    return False
+
+
+def library_of(a: Any) -> Any:
     """Return how to read arrays like `a`; None if their library has no fast path."""
     for name, array, kind in (("torch", "Tensor", Torch), ("cupy", "ndarray", CuPy)):
         module = arrays.library(a, name, array)
@@ -137,177 +156,222 @@ def _library_of(a: Any) -> Any:
 _libraries: dict[str, Any] = {}
 
 
-def _preparing() -> Callable[..., KnownCall | None]:
-    """Return a function that prepares and keeps the product of two new arrays, if `prepare_new` prepares it.
+def _fresh(
+    key: Any, dtype: str | None, own: Any, ordinal: int, a: Any, a_step: Any, b: Any, b_step: Any, p: int, q: int,
+    scalars: Scalars | None,
+) -> KnownCall | None:  # fmt: skip
+    """Prepare and keep the product of two new arrays, if `prepare_new` prepares it.
 
-    It takes the key, the element type, the device, shape and strides in elements of both, their addresses, and alpha
-    and beta or None.
+    It takes the key, the element type as gemmery and as the library names it, the device, shape and strides in elements
+    of both, their addresses, and alpha and beta or None.
     """
     from gemmery.api import prepared
     from gemmery.api.device_operands import get_float32_precision
-    from gemmery.api.prepared import prepare_new
 
-    def fresh(key: Any, dtype: str | None, ordinal: int, a: Any, a_step: Any, b: Any, b_step: Any, p: int, q: int,
-              scalars: Scalars | None) -> KnownCall | None:  # fmt: skip
-        present = None if dtype is None or (scalars and scalars[1]) else prepared.present(dtype, ordinal)
-        if present is None or (dtype == "f32" and get_float32_precision() is not None):  # general kernels: plain
-            return None
-        if scalars and dtypes.get(present.dtype).kind != "f":  # they are packed in another way
-            return None
-        new = prepare_new(present, key[0], a, a_step, b, b_step, p, q, scalars is not None)
-        return new and keep(table.calls, key, KnownCall(*new, key[3], 0, 0, 0, 0))
+    present = None if dtype is None or (scalars and scalars[1]) else prepared.present(dtype, ordinal)
+    if present is None or (dtype == "f32" and get_float32_precision() is not None):  # general kernels: plain
+        return None
+    if scalars and dtypes.get(present.dtype).kind != "f":  # they are packed in another way
+        return None
+    new = prepared.prepare_new(present, key[0], a, a_step, b, b_step, p, q, scalars is not None)
+    return new and keep(table.calls, key, KnownCall(*new, own, 0, 0, 0, 0))
 
-    return fresh
+
+def served(a: Any, *call: Any) -> Any:
+    """Return what the fast path for arrays like `a` returns; None where there is none."""
+    path = PATHS.get(type(a))
+    return None if path is None else path(a, *call)
 
 
 class Torch:
     """PyTorch's tensors. `multiply` is the fast path for them."""
 
     def __init__(self, torch: Any) -> None:
-        self.torch = torch
+        from gemmery.cuda import ordered  # not where products run on the CPU alone
+
+        self.torch, self._copy = torch, ordered.copy
         self.types = torch.Tensor, torch.nn.Parameter
+        self.is_unseen = pytorch.guard(torch)
         self.multiply = self._path()
 
     def dtype(self, name: str) -> Any:
         """Return PyTorch's element type."""
         return getattr(self.torch, dtypes.get(name).numpy)
 
-    @staticmethod
-    def key(a: Any, b: Any, out: Any, name: str, p: int, q: int, r: int) -> tuple[Any, ...]:
-        """Return what identifies a call without options, by the addresses of its tensors."""
-        bits = low_bits(p, q, r)
-        key = name, a.get_device(), b.get_device(), a.dtype, b.dtype, a.shape, b.shape, a.stride(), b.stride(), bits
-        return key if out is None else (*key, out.get_device(), out.dtype, out.shape, out.stride())
+    def read(self, tensors: Iterable[Any]) -> tuple[list[Any], list[int]] | None:
+        """Return what tensors of one device say of themselves, and their addresses.
 
-    def words(self, options: Keywords, parts: tuple[int, int]) -> tuple[Any, ...] | None:
-        """Return what the key of a call has of its options; None for a bias that is a number, or for other arrays.
-
-        A call that names them in another order has another key.
+        None for others, and for tensors whose memory is not what they stand for or whose products are recorded.
         """
-        words: list[Any] = [] if parts == NO_PARTS else [bool(parts[0]), bool(parts[1])]
+        types, grad = self.types, self.torch.is_grad_enabled()
+        words: list[Any] = []
+        starts: list[int] = []
+        try:
+            for x in tensors:
+                if type(x) not in types or x.is_neg() or (grad and x.requires_grad):
+                    return None
+                start, where = x.data_ptr(), x.get_device()
+                if not words:
+                    words.append(where)
+                if not start or where < 0 or where != words[0]:
+                    return None
+                words += x.dtype, x.shape, x.stride(), start & 15
+                starts.append(start)
+        except RuntimeError:  # a sparse tensor has no memory, a nested one no shape
+            return None
+        return words, starts
+
+    def words(
+        self, name: str, options: Keywords | None, parts: tuple[int, int], c: Any
+    ) -> tuple[Any, tuple[Any, ...]]:  # fmt: skip
+        """Return what the key of a call has of its name and options, and the tensors among these and C.
+
+        "" for a bias that is a number, or other arrays. A call that names options in another order has another key.
+        """
+        if c is not None and type(c) not in self.types:
+            return "", ()
+        if options is None:
+            return (name, "c"), (c,)
+        words: list[Any] = [name, bool(parts[0]), bool(parts[1]), c is not None]
         types = self.types
-        for name, z in options.items():
+        for option, z in options.items():
             kind = type(z)
             if kind in types:
-                words += (name, z.get_device(), z.dtype, z.shape, z.stride())
-            elif z is not DEFAULTS[name]:
-                if name in _ARRAYS and (kind not in _NUMBERS or name == "bias"):
-                    return None
-                words += (name, z, kind)  # 1 is True to a dictionary
-        return tuple(words)
+                words.append(option)
+            elif z is not DEFAULTS[option]:
+                if option in _ARRAYS and (kind not in _NUMBERS or option == "bias"):
+                    return "", ()
+                words += (option, z, kind)  # 1 is True to a dictionary
+        others = [z for z in map(options.get, _ARRAYS) if type(z) in types]
+        return tuple(words), (*others, c) if c is not None else tuple(others)
 
-    def _look_ups(self) -> tuple[Callable[..., KnownCall | None], Callable[..., tuple[KnownCall | None, list[int]]]]:
-        """Return the look-ups of calls by their keys: without options, and with them."""
-        calls, recording, strided, types = table.calls, self.torch.is_grad_enabled, self.torch.strided, self.types
-        key_of, words_of, fresh, make = self.key, self.words, _preparing(), pytorch.comparer(self.torch)
-        served = ("f64", "f32", "f16", "bf16", "int32", "int64")
-        names = {getattr(self.torch, dtypes.get(name).numpy, name): name for name in served}  # of general kernels
+    def key(
+        self, a: Any, b: Any, out: Any, name: str, options: Keywords | None, parts: tuple[int, int] = NO_PARTS,
+        c: Any = None,
+    ) -> tuple[Any, ...] | None:  # fmt: skip
+        """Return what identifies a call; None for one that the fast path does not take."""
+        rest, others = (name, ()) if options is c is None else self.words(name, options, parts, c)
+        reading = self.read((a, b, *others) if out is None else (a, b, out, *others))
+        return (rest, *reading[0]) if rest and reading is not None else None
 
-        def known(a: Any, b: Any, out: Any, p: int, q: int, r: int, name: str, scalars: Scalars | None) -> Any:
-            try:
-                key = key_of(a, b, out, name, p, q, r)
-            except RuntimeError:  # a nested tensor has no shape
+    def _look_ups(self) -> tuple[Callable[..., KnownCall | None], Callable[..., tuple[list[int], KnownCall | None]]]:
+        """Return the look-ups of calls by what their tensors say of themselves: without options, and with them."""
+        calls, latest, strided, read, words_of = table.calls, table.latest, self.torch.strided, self.read, self.words
+        recording, make = self.torch.is_grad_enabled, pytorch.comparer(self.torch)
+        general = ("f64", "f32", "f16", "bf16", "int32", "int64")
+        names = {getattr(self.torch, dtypes.get(name).numpy, name): name for name in general}
+
+        def known(tensors: Any, rest: Any, place: int, odd: int, scalars: Scalars | None) -> Any:
+            before = latest.get(place)
+            if before is not None and not odd and before[0] == rest:
+                for z in tensors:
+                    if z.is_nested:
+                        break
+                else:
+                    if before[1](*tensors) and not (before[2] and recording()):
+                        return before[3]
+            reading = read(tensors)
+            if reading is None:
                 return None
+            words, starts = reading
+            key = (rest, *words)
             call = calls.get(key)
-            if ((a.requires_grad or b.requires_grad) and recording()) or a.is_neg() or b.is_neg():
-                return None
-            if out is not None and ((out.requires_grad and recording()) or out.is_neg()):
-                return None
             if call is None:
-                dense = a.layout is b.layout is strided
-                if out is not None or not dense or b.dtype is not a.dtype or b.get_device() != a.get_device():
+                a, b = tensors[:2]
+                if type(rest) is not str or len(tensors) > 2 or not (a.layout is b.layout is strided):
                     return None
-                operands = a.shape, a.stride(), b.shape, b.stride(), p, q
-                return fresh(key, names.get(a.dtype), a.get_device(), *operands, scalars)
-            tensors = (a, b) if out is None else (a, b, out)
-            if make is not None and not (p | q | r) & 15 and len({*map(id, tensors)}) == len(tensors):
-                # Weights stay, and ids of other tensors come back. The tensors of the next call are compared by one
-                # call instead of their key: 1 us less on the host of an H200. An id tells nothing but which to try.
+                if b.dtype is not a.dtype:
+                    return None
+                operands = words[0], a.shape, a.stride(), b.shape, b.stride(), starts[0], starts[1]
+                return _fresh(key, names.get(a.dtype), a.dtype, *operands, scalars)
+            if make is not None and not odd and len({*map(id, tensors)}) == len(tensors):
+                # Weights stay where they are. Tensors of a call that comes a third time are compared with those of the
+                # second by one call, instead of their key: 1 us less on the host of an H200. The address of b and the
+                # number of tensors tell nothing but which to try.
+                again = before is not None and before[3] is call and before[1] is _never
                 tracked = any(x.requires_grad for x in tensors)  # one wants a gradient, which nothing recorded
-                keep(table.latest[out is not None], id(b), (name, make(*tensors), call, tracked))
+                keep(latest, place, (rest, make(*tensors) if again else _never, tracked, call))
             return call
 
         def optional(
-            a: Any, b: Any, out: Any, p: int, q: int, r: int, name: str, options: Keywords, parts: tuple[int, int]
-        ) -> tuple[KnownCall | None, list[int]]:
-            others: list[Any] = [z for z in map(options.get, _ARRAYS) if type(z) in types]
-            try:
-                call = calls.get((*key_of(a, b, out, name, p, q, r), *words_of(options, parts)))  # type: ignore[misc]
-                starts = [z.data_ptr() for z in others]
-            except (RuntimeError, TypeError):  # a tensor without memory, or an option that has no key
-                return None, []
-            grad = recording()
-            for z in (a, b, *others) if out is None else (a, b, out, *others):
-                if z.is_neg() or (grad and z.requires_grad):
-                    return None, []
-            return (call, starts) if all(starts) else (None, [])
+            tensors: tuple[Any, ...], low: int, q: int, name: str, scalars: Scalars | None, options: Keywords | None,
+            parts: tuple[int, int], c: Any,
+        ) -> tuple[list[int], KnownCall | None]:  # fmt: skip
+            rest, others = words_of(name, options, parts, c)
+            starts = [z.data_ptr() for z in others]
+            if not rest or 0 in starts:
+                return starts, None
+            for start in starts:
+                low |= start
+            tensors += others
+            return starts, known(tensors, rest, q + len(tensors), low & 15, scalars)
 
         return known, optional
 
     def _run(
         self, run: Any, addresses: tuple[int, int, int], stream: int, workspace: int, extras: KnownOptions,
-        options: Any, starts: list[int], parts: tuple[int, int],
+        options: Any, starts: list[int], parts: tuple[int, int], scalars: Scalars | None, result: Any, c: Any,
     ) -> None:  # fmt: skip
-        """Launch a call with options; `starts` are the addresses of bias and factors that are tensors."""
+        """Launch a call with options or C; `starts` are the addresses of bias, factors and C that are tensors."""
         extra: tuple[int, ...] = ()
-        bias, start = options.get("bias"), 0
-        if bias is not None:
-            start, *starts = starts
-            if bias.dtype is not extras.bias_dtype:
-                bias = bias.to(extras.bias_dtype)
-                start = bias.data_ptr()
-        if starts:
-            types, scale_a, scale_b = self.types, options.get("scale_a"), options.get("scale_b")
-            extra = starts[0] if type(scale_a) in types else 0, starts[-1] if type(scale_b) in types else 0, 0
-        elif any(parts) and any(run.kept):
-            extra = parts[0] if run.kept[0] else 0, parts[1] if run.kept[1] else 0, 0
-        run(*addresses, stream, start, workspace, extras.scalars, extra)
+        scalars, start = scalars or extras.scalars, 0
+        old = addresses[2] if c is None else starts.pop()
+        if extras.is_grouped:
+            extra = 0, 0, old
+        elif old != addresses[2] and scalars[1]:
+            if extras.c_bytes:  # copy_ takes longer on the host
+                self._copy(old, addresses[2], extras.c_bytes, stream, run.ordinal)
+            else:
+                result.copy_(c)
+        if options is not None:
+            bias = options.get("bias")
+            if bias is not None:
+                start, *starts = starts
+                if bias.dtype is not extras.bias_dtype:
+                    bias = bias.to(extras.bias_dtype)
+                    start = bias.data_ptr()
+            if starts:
+                types, scale_a, scale_b = self.types, options.get("scale_a"), options.get("scale_b")
+                extra = (
+                    starts[0] if type(scale_a) in types else 0,
+                    starts[-1] if type(scale_b) in types else 0,
+                    *(extra[2:] or (0,)),
+                )
+            elif any(parts) and any(run.kept):
+                extra = parts[0] if run.kept[0] else 0, parts[1] if run.kept[1] else 0, 0
+        run(*addresses, stream, start, workspace, scalars, extra)
 
     def _path(self) -> FastPath:
-        torch, types, byte, new, into = self.torch, self.types, self.torch.uint8, *table.latest
-        stream_of, recording = torch._C._cuda_getCurrentRawStream, torch.is_grad_enabled
-        tracing, modes, transforms = pytorch.recorders(torch)
-        forward, written = torch.autograd.forward_ad, pytorch.version_bump(torch)
+        torch, types, byte = self.torch, self.types, self.torch.uint8
+        stream_of = torch._C._cuda_getCurrentRawStream
+        is_unseen, written = self.is_unseen, pytorch.version_bump(torch)
         empty, current = pytorch.device_allocator(torch)
-        known, optional = self._look_ups()
-        run_with_options = self._run
+        (known, optional), run_with_options = self._look_ups(), self._run
+        nothing: list[int] = []
 
         def multiply(
             a: Any, b: Any, out: Any, name: str, scalars: Scalars | None, options: Keywords | None = None,
-            parts: tuple[int, int] = NO_PARTS,
+            parts: tuple[int, int] = NO_PARTS, c: Any = None,
         ) -> Any:  # fmt: skip
             ordinal = a.get_device()
             if (
                 ordinal < 0
                 or type(b) not in types
                 or (out is not None and type(out) not in types)
-                or modes()  # here and below the slow path raises the error
-                or tracing()
-                or transforms()
-                or forward._current_level >= 0
+                or is_unseen()  # here and below the slow path raises the error
             ):
                 return None
             try:
                 p, q, r = a.data_ptr(), b.data_ptr(), 0 if out is None else out.data_ptr()
-            except RuntimeError:  # a sparse tensor
+                if not p or not q or (out is not None and not r):
+                    return None
+                tensors = (a, b) if out is None else (a, b, out)
+                if options is c is None:
+                    starts, call = nothing, known(tensors, name, q + len(tensors), (p | q | r) & 15, scalars)
+                else:
+                    starts, call = optional(tensors, p | q | r, q, name, scalars, options, parts, c)
+            except (RuntimeError, TypeError, ValueError):  # a tensor without memory, or an option that has no key
                 return None
-            if not p or not q or (out is not None and not r):
-                return None
-            if options is None:
-                call = None
-                last: Any = (new if out is None else into).get(id(b))
-                if (
-                    last is not None
-                    and not (p | q | r) & 15
-                    and not (a.is_nested or b.is_nested or (r and out.is_nested))
-                ):
-                    called, alike, call, tracked = last
-                    same = called is name and (alike(a, b) if out is None else alike(a, b, out))
-                    if not same or (tracked and recording()):
-                        call = None
-                call = call or known(a, b, out, p, q, r, name, scalars)
-            else:
-                call, starts = optional(a, b, out, p, q, r, name, options, parts)
             if call is None:
                 return None
             served, shape, strides, dtype, a_low, a_high, b_low, b_high, extras = call
@@ -315,7 +379,7 @@ class Torch:
                 if (
                     a_low < r - p < a_high
                     or b_low < r - q < b_high
-                    or (extras is not None and _overlaps(starts, extras.apart, r))
+                    or (extras is not None and _overlaps(starts, extras, r))
                 ):
                     return None
                 result = out
@@ -326,11 +390,11 @@ class Torch:
             stream = stream_of(ordinal)
             run = served.next(stream) if served.countdown else served.run
             scratch = a.new_empty((run.workspace,), dtype=byte) if run.workspace else None
-            workspace = 0 if scratch is None else scratch.data_ptr()
+            workspace, to = 0 if scratch is None else scratch.data_ptr(), r or result.data_ptr()
             if extras is None:
-                run(p, q, r or result.data_ptr(), stream, 0, workspace, scalars)
+                run(p, q, to, stream, 0, workspace, scalars)
             else:
-                run_with_options(run, (p, q, r or result.data_ptr()), stream, workspace, extras, options, starts, parts)
+                run_with_options(run, (p, q, to), stream, workspace, extras, options, starts, parts, scalars, result, c)
             if out is not None:
                 written((out,))
             return result
@@ -343,30 +407,32 @@ class CuPy:
 
     def __init__(self, cupy: Any) -> None:
         self.types = (cupy.ndarray,)
-        self._fresh = _preparing()
         self.multiply = self._path(cupy)
 
     dtype = staticmethod(arrays.numpy_dtype)
 
-    @staticmethod
-    def key(a: Any, b: Any, out: Any, name: str, p: int, q: int, r: int) -> tuple[Any, ...]:
-        """Return what identifies a call, by the addresses of its arrays."""
-        bits = low_bits(p, q, r)
+    def key(
+        self, a: Any, b: Any, out: Any, name: str, options: Keywords | None, _: tuple[int, int] = NO_PARTS,
+        c: Any = None,
+    ) -> tuple[Any, ...] | None:  # fmt: skip
+        """Return what identifies a call; None for one with options or another C, and for subclasses."""
+        if (
+            options is not None
+            or c is not None
+            or any(type(z) not in self.types for z in (a, b, a if out is None else out))
+        ):
+            return None
+        bits = low_bits(a.data.ptr, b.data.ptr, 0 if out is None else out.data.ptr)
         key = name, a.device.id, b.device.id, a.dtype, b.dtype, a.shape, b.shape, a.strides, b.strides, bits
         return key if out is None else (*key, out.device.id, out.dtype, out.shape, out.strides)
 
-    @staticmethod
-    def words(options: Keywords, parts: tuple[int, int]) -> tuple[Any, ...] | None:
-        """Return None: calls with options are not looked up."""
-        return None
-
-    def _new(self, a: Any, b: Any, key: tuple[Any, ...], p: int, q: int, scalars: Scalars | None) -> KnownCall | None:
+    def _new(self, a: Any, b: Any, key: tuple[Any, ...], scalars: Scalars | None) -> KnownCall | None:
         size, steps = a.dtype.itemsize, (*a.strides, *b.strides)
         if b.dtype != a.dtype or b.device.id != a.device.id or any(step % size for step in steps):
             return None
         each = tuple(step // size for step in steps)
-        operands = a.shape, each[: a.ndim], b.shape, each[a.ndim :], p, q
-        return self._fresh(key, SHORT.get(a.dtype), a.device.id, *operands, scalars)
+        operands = a.shape, each[: a.ndim], b.shape, each[a.ndim :], a.data.ptr, b.data.ptr
+        return _fresh(key, SHORT.get(a.dtype), a.dtype, a.device.id, *operands, scalars)
 
     def _path(self, cupy: Any) -> FastPath:
         stream_of, current, ndarray = cupy.cuda.get_current_stream, cupy.cuda.device.get_device_id, cupy.ndarray
@@ -374,15 +440,15 @@ class CuPy:
 
         def multiply(
             a: Any, b: Any, out: Any, name: str, scalars: Scalars | None, options: Keywords | None = None,
-            parts: tuple[int, int] = NO_PARTS,
+            parts: tuple[int, int] = NO_PARTS, c: Any = None,
         ) -> Any:  # fmt: skip
-            if options is not None or type(b) is not ndarray or (out is not None and type(out) is not ndarray):
+            key = key_of(a, b, out, name, options, parts, c)
+            if key is None or (out is None and a.device.id != current()):
                 return None
             p, q, r = a.data.ptr, b.data.ptr, 0 if out is None else out.data.ptr
-            if not p or not q or (out is not None and not r) or (out is None and a.device.id != current()):
+            if not p or not q or (out is not None and not r):
                 return None
-            key = key_of(a, b, out, name, p, q, r)
-            call = calls.get(key) or (self._new(a, b, key, p, q, scalars) if out is None else None)
+            call = calls.get(key) or (self._new(a, b, key, scalars) if out is None else None)
             if call is None:
                 return None
             if out is not None and (call.a_low < r - p < call.a_high or call.b_low < r - q < call.b_high):

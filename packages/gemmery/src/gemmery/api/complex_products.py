@@ -47,7 +47,7 @@ def pays(inputs: Inputs, options: Options) -> bool:
 
 def multiply(
     inputs: Inputs, target: View, options: Options, scratch: Callable[[View, int], View],
-    compute: Callable[[Inputs, View, None, Options], Any],
+    compute: Callable[[Inputs, View, Options], Any],
 ) -> None:  # fmt: skip
     """Write a product to `target`, whose rows are adjacent, by `compute`, which multiplies real numbers.
 
@@ -70,7 +70,7 @@ def multiply(
     real = _as_real(x)
     for first in range(0, n, step):
         wide = _expanded(_columns(y, first, step), memory, x)
-        compute(Inputs(real, wide), _as_real(_columns(target, first, step)), None, options)
+        compute(Inputs(real, wide), _as_real(_columns(target, first, step)), options)
     for other in others:
         ordered.wait(other, x.stream, x.ordinal)
 

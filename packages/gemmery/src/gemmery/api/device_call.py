@@ -50,13 +50,13 @@ class DeviceCall(NamedTuple):
 class Table:
     """What is known of calls on devices, with one way to forget.
 
-    `calls` are found by what arrays say of themselves, `latest` by the identity of b. Both depend on the
-    default precision of float32. `launches` are found by DeviceCalls, which name their precision.
+    `calls` are found by what arrays say of themselves, `latest` by the address of b. Both depend on the default
+    precision of float32. `launches` are found by DeviceCalls, which name their precision.
     """
 
     def __init__(self) -> None:
         self.calls: dict[Any, Any] = {}
-        self.latest: tuple[dict[int, Any], dict[int, Any]] = {}, {}  # of calls into new arrays, and into `out`
+        self.latest: dict[Any, Any] = {}
         self.launches: dict[tuple[Any, ...], Any] = {}
 
     def once(self, prepare: F) -> F:
@@ -73,8 +73,7 @@ class Table:
     def forget(self) -> None:
         """Forget all calls: they were prepared with another precision of float32."""
         self.calls.clear()
-        for entries in self.latest:
-            entries.clear()
+        self.latest.clear()
 
     def counts(self) -> dict[str, tuple[int, int]]:
         """Return the number of entries of each kind, and the most that are kept."""

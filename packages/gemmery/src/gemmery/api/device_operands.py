@@ -52,6 +52,7 @@ class Inputs(NamedTuple):
     scales: OperandScales = NO_SCALES
     parts: tuple[int, int] = (0, 0)  # addresses of those of A and of B, where they were split before
     offsets: View | None = None  # the ends of groups of rows
+    old: View | None = None  # what beta multiplies
 
     @property
     def read(self) -> tuple[View | None, ...]:

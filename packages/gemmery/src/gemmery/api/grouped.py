@@ -15,7 +15,7 @@ from gemmery.api.options import (
     check_bias,
     host_ends,
     only_on_devices,
-    record,
+    own_options,
     result_types,
     viewed,
 )
@@ -138,14 +138,18 @@ def grouped_matmul(
         return grouped_matmul(a, b, offsets=offsets, out=out, gather=gather, scatter=scatter, **keywords)
     if gather is not None or scatter is not None:
         return _gathered(a, b, offsets, out, gather, scatter, keywords)
-    terms = record("grouped_matmul", keywords)
+    if keywords:
+        keywords = own_options("grouped_matmul", keywords)
     if offsets is None:
-        return _listed(a, b, out, terms)
-    return _stacked(a, b, offsets, out, terms)
+        return _listed(a, b, out, Options(**keywords))
+    call = b, out, "grouped_matmul", None, keywords or None, array_libraries.NO_PARTS, offsets
+    done = array_libraries.served(a, *call)
+    return _stacked(a, b, offsets, out, keywords) if done is None else done
 
 
-def _stacked(a: Any, b: Any, offsets: Any, out: Any, terms: Options) -> Any:
+def _stacked(a: Any, b: Any, offsets: Any, out: Any, keywords: dict[str, Any]) -> Any:
     """Return the products of the groups that `offsets` cut out of `a`."""
+    terms = Options(**keywords)
     x, where = view(a), view(offsets)
     y = _viewed(b, x.dtype)
     deep = len(y.shape) == 2 and type(b) not in _QUANTIZED
@@ -163,7 +167,7 @@ def _stacked(a: Any, b: Any, offsets: Any, out: Any, terms: Options) -> Any:
     if x.device != "cpu":
         from gemmery.api import on_device
 
-        return on_device.grouped_product(x, y, where, shape, out, terms, multiply)
+        return on_device.grouped_product(x, y, where, shape, out, terms, keywords, multiply)
     arrays.together(a=x, b=y, offsets=where)
     only_on_devices(terms)  # here too: groups may have no rows
     ends = host_ends(offsets, x.shape[deep], "columns" if deep else "rows")

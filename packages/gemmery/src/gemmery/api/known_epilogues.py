@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+from gemmery.api import array_libraries
 from gemmery.api.device_call import keep, table
 from gemmery.arrange import Ints
-from gemmery.arrays import View, pytorch
+from gemmery.arrays import View
 from gemmery.cuda import driver, tensormaps
 from gemmery.cuda.launch import Ready
 from gemmery.cuda.traced_function import Strides, TracedFunction
@@ -55,36 +56,24 @@ class TensorCall(NamedTuple):
 
 def call_of(function: Any, sums: Sequence[Any], operands: Mapping[str, Any], form: Any) -> TensorCall | None:
     """Return a call as the fast path reads it; None where the slow path has to look at it."""
-    torch: Any = sys.modules.get("torch")
-    if torch is None:
+    library = array_libraries.library_of(sums[0])
+    if not isinstance(library, array_libraries.Torch) or library.is_unseen():
         return None
-    types = torch.Tensor, torch.nn.Parameter
     tensors, numbers = [*sums], []
     for value in operands.values():
-        if type(value) in types:
+        if type(value) in library.types:
             tensors.append(value)
         elif type(value) not in (int, float):
             return None
         # -0.0 is 0.0 to a dictionary, and 1 is 1.0.
         numbers.append(value.hex() if type(value) is float else value if type(value) is int else None)
-    grad, ordinal = torch.is_grad_enabled(), -1
-    try:
-        for x in tensors:
-            where = x.get_device() if type(x) in types else -1
-            if where < 0 or ordinal not in (-1, where) or (grad and x.requires_grad) or x.is_neg():
-                return None
-            ordinal = where
-        addresses = [x.data_ptr() for x in tensors]
-        words = [(x.dtype, x.shape, x.stride(), p & 15) for x, p in zip(tensors, addresses, strict=True)]
-    except RuntimeError:  # a sparse or nested tensor
+    reading = library.read(tensors)
+    if reading is None:
         return None
-    if not all(addresses) or any(active() for active in pytorch.recorders(torch)):
-        return None
-    if torch.autograd.forward_ad._current_level >= 0:
-        return None
+    words, addresses = reading
     same = tuple(map(addresses.index, addresses))  # of a tensor that is passed twice
-    key = "epilogue", function, form, ordinal, *words, same, *operands, *numbers
-    return TensorCall(key, tensors, addresses, ordinal)
+    key = "epilogue", function, form, *words, same, *operands, *numbers
+    return TensorCall(key, tensors, addresses, words[0])
 
 
 def known(tensor_call: TensorCall | None) -> Any:

@@ -74,14 +74,14 @@ def product(
     if target is not None:
         writable(target, shape, result)
     factors = scales(options, x, y, common, result)
-    inputs = _inputs(x, y, common, result, options, factors, parts)
+    inputs = _inputs(x, y, common, result, options, factors, parts)._replace(old=old)
     check_capability(common, result, bool(factors.kind), x.device)
     if factors.factor != 1:
         options = options._replace(alpha=scalar("scale_a times scale_b", options.alpha * factors.factor, result))
     arrays.unchanged(a=x, b=y, c=old, out=target)
-    direct = target is None or (target.dtype == result and _is_direct(target, old, inputs, options))
+    direct = target is None or (target.dtype == result and _is_direct(target, inputs, options))
     written = target if target is not None and direct else new(x, shape, result)
-    served = _compute(inputs, written, old, options)
+    served = _compute(inputs, written, options)
     if target is not None:
         if not direct:
             copy(written, target)
@@ -91,9 +91,9 @@ def product(
     return finished(x, written) if target is None else out
 
 
-def _is_direct(target: View, old: View | None, inputs: Inputs, options: Options) -> bool:
+def _is_direct(target: View, inputs: Inputs, options: Options) -> bool:
     """Return False where a product is written to other memory and copied: kernels and `out` do not allow else."""
-    real = inputs.x.dtype in complex_products.REAL and complex_products.pays(inputs, options)
+    old, real = inputs.old, inputs.x.dtype in complex_products.REAL and complex_products.pays(inputs, options)
     if (real or inputs.scales.kind == "blocks") and target.strides[-1:] != (dtypes.get(target.dtype).size,):
         return False
     if old is not None and not arrays.same(old, target) and arrays.overlap(old, target):
@@ -111,7 +111,7 @@ def write(x: View, y: View, target: View, precision: str | None = None) -> Tiere
     common, result = types(x, y, None if target.dtype == x.dtype else target.dtype)
     check_capability(common, result, False, x.device)
     options = NO_OPTIONS._replace(precision=resolved(precision, common, result, x.device))
-    return _compute(Inputs(x, y), target._replace(dtype=result), None, options)
+    return _compute(Inputs(x, y), target._replace(dtype=result), options)
 
 
 def planned(x: View, y: View, options: Options) -> PreparedLaunch:
@@ -198,30 +198,32 @@ def _bias(bias: Any, x: View, sides: Ints, result: str) -> View:
     return rows._replace(shape=sides, strides=(each, step)[-len(sides) :])
 
 
-def _compute(inputs: Inputs, target: View, old: View | None, options: Options) -> TieredLaunch | None:
+def _compute(inputs: Inputs, target: View, options: Options) -> TieredLaunch | None:
     """Write the product to `target`, which has the result's element type; return what ran.
 
     None for a product without elements.
     """
     if 0 in target.shape:
         return None
-    other = None if old is None or options.beta == 0 or arrays.same(old, target) else old
+    old = inputs.old
+    if old is not None and (options.beta == 0 or arrays.same(old, target)):
+        inputs = inputs._replace(old=None)
     if inputs.x.dtype in complex_products.REAL and complex_products.pays(inputs, options):
-        if other is not None:
-            copy(other, target)
+        if inputs.old is not None:
+            copy(inputs.old, target)
         complex_products.multiply(inputs, target, options, scratch, _compute)
         return None
     served = prepare(inputs.call(target, options.alpha != 1 or options.beta != 0, options))
-    enqueue(served, inputs, target, packed_scalars(options.alpha, options.beta, target.dtype), other)
+    enqueue(served, inputs, target, packed_scalars(options.alpha, options.beta, target.dtype))
     return served
 
 
-def enqueue(served: TieredLaunch, inputs: Inputs, target: View, scalars: Scalars, old: View | None = None) -> None:
+def enqueue(served: TieredLaunch, inputs: Inputs, target: View, scalars: Scalars) -> None:
     """Write a product to `target`, whose element type is the result's, with the `packed_scalars`.
 
-    `old` is the memory of an array that is copied into that of `target` before.
+    What beta multiplies is copied to `target` before.
     """
-    stream, ordinal, read = inputs.x.stream, inputs.x.ordinal, inputs.read
+    stream, ordinal, read, old = inputs.x.stream, inputs.x.ordinal, inputs.read, inputs.old
     run = served.next(stream)
     others = {z.stream for z in (*read, inputs.offsets, target, old) if z is not None} - {stream}
     for other in others:
@@ -301,8 +303,9 @@ def finished(x: View, target: View) -> Any:
 
 
 def grouped_product(
-    x: View, y: View, where: View, shape: Ints, out: Any, terms: Options, multiply_groups: Callable[..., None]
-) -> Any:
+    x: View, y: View, where: View, shape: Ints, out: Any, terms: Options, keywords: Keywords,
+    multiply_groups: Callable[..., None],
+) -> Any:  # fmt: skip
     """Return the products of the groups; the views are those of a, b and the offsets, `shape` is the result's.
 
     Where b is one matrix, groups follow each other along k. `multiply_groups` writes a product for each group, where no
@@ -327,8 +330,11 @@ def grouped_product(
     written = target or new(x, shape, result)
     if 0 not in shape and (deep or y.shape[0]):  # without groups, a kernel has neither a matrix nor an offset to read
         ends = _launch_groups(inputs, written, terms) if y.shape[0] else [0] * shape[0]
-        if ends is not None:
+        if isinstance(ends, list):
             _one_by_one(x, y, ends, inputs, written, terms, multiply_groups)
+        elif where.device != "cpu" and inputs.x is x and inputs.y is y:
+            terms = terms._replace(alpha=factors.factor)
+            array_libraries.remember("grouped_matmul", inputs, written, target is None, terms, keywords, ends)
     if out is None:
         return finished(x, written)
     arrays.written(out)
@@ -349,8 +355,8 @@ def check_offsets(x: View, where: View) -> None:
         raise LayoutError(f"offsets have a stride of {where.strides[0]} bytes; pass a contiguous array of int32")
 
 
-def _launch_groups(inputs: Inputs, target: View, terms: Options) -> list[int] | None:
-    """Write the products to `target` by one launch; return the ends of the groups where no kernel does so."""
+def _launch_groups(inputs: Inputs, target: View, terms: Options) -> list[int] | TieredLaunch:
+    """Write the products to `target` by one launch; return it, or the ends of the groups where no kernel does so."""
     x, where, deep = inputs.x, inputs.offsets, len(inputs.y.shape) == 2
     rows, what = (x.shape[1], "columns") if deep else (x.shape[0], "rows")
     assert where is not None
@@ -373,7 +379,7 @@ def _launch_groups(inputs: Inputs, target: View, terms: Options) -> list[int] | 
         inputs = inputs._replace(offsets=where)
         ordered.bring(ends.ctypes.data, where.pointer, ends.nbytes, x.stream, x.ordinal)
     enqueue(served, inputs, target, packed_scalars(inputs.scales.factor, 0, target.dtype))
-    return None
+    return served
 
 
 def _one_by_one(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from gemmery import arrays, config
 from gemmery.api import array_libraries, opaque, semirings
-from gemmery.api.array_libraries import NO_PARTS, Keywords
+from gemmery.api.array_libraries import NO_PARTS, SPLIT, Keywords
 from gemmery.api.compute import product
 from gemmery.api.options import (
     added,
@@ -28,7 +28,6 @@ from gemmery.api.options import (
 from gemmery.api.promote import promoted
 from gemmery.api.repeats import PLAIN, Terms
 from gemmery.arrange import result_shape
-from gemmery.arrays import View
 from gemmery.cpu import entry
 from gemmery.cpu.packed_once import Packed
 from gemmery.errors import ArgumentError, DTypeError, ShapeError
@@ -142,12 +141,11 @@ def _planned(a: Any, b: Any, out: Any, keywords: dict[str, Any]) -> Any:
     """Return a product that no fast path of a device has."""
     options = Options(**keywords) if keywords else NO_OPTIONS
     parts = NO_PARTS
-    if array_libraries.SPLIT and not array_libraries.SPLIT.isdisjoint((type(a), type(b))):
+    if SPLIT and not SPLIT.isdisjoint((type(a), type(b))):
         from gemmery.api import splitting
 
         a, b, parts = splitting.sources(a, b, options.precision)
-        path = array_libraries.PATHS.get(type(a))
-        done = None if path is None else path(a, b, out, "matmul", None, keywords, parts)
+        done = array_libraries.served(a, b, out, "matmul", None, keywords, parts)
         if done is not None:
             return done
     if type(b) in array_libraries.QUANTIZED:
@@ -228,29 +226,11 @@ def _gemm(
 
     Raises the errors of `matmul`, and ArgumentError for an alpha or beta that the element type cannot represent.
     """
-    out = single(out)
     if b is ...:
         raise TypeError("gemm() takes alpha before a and b: call gm.gemm(1.0, a, b), or gm.matmul(a, b)")
     if opaque.waiting and opaque.settle():
         return _gemm(alpha, a, b, beta, c, out=out, **keywords)
-    if keywords:
-        keywords = own_options("gemm", keywords)
-    if (c is out or c is None) and not keywords:
-        done = array_libraries.scaled(a, b, c, out, "gemm", alpha, beta)
-        if done is not None:
-            return done
-    options = Options(**keywords, alpha=alpha, beta=beta, old=c)
-    parts = NO_PARTS
-    if array_libraries.SPLIT and not array_libraries.SPLIT.isdisjoint((type(a), type(b))):
-        from gemmery.api import splitting
-
-        a, b, parts = splitting.sources(a, b, options.precision)
-    x, y = viewed("a", a), b.memory if isinstance(b, Packed) else viewed("b", b)
-    if len(x.shape) < 2 or len(y.shape) < 2:
-        raise ShapeError(
-            f"gemm multiplies matrices (got shapes {x.shape} and {y.shape}); use gm.gemv or gm.matmul for vectors"
-        )
-    return _scaled("gemm", a, b, x, y, out, options, keywords, parts)
+    return _scaled("gemm", a, b, c, out, alpha, beta, keywords)
 
 
 _gemm_entry: Callable[..., Any] = _gemm
@@ -305,23 +285,9 @@ def _gemv(
 
     Raises the errors of `gemm`.
     """
-    out = single(out)
     if opaque.waiting and opaque.settle():
         return _gemv(a, x, y, alpha=alpha, beta=beta, out=out, **keywords)
-    if keywords:
-        keywords = own_options("gemv", keywords)
-    if (y is out or y is None) and not keywords:
-        done = array_libraries.scaled(a, x, y, out, "gemv", alpha, beta)
-        if done is not None:
-            return done
-    matrix, vector = viewed("a", a), viewed("x", x)
-    if len(matrix.shape) != 2 or len(vector.shape) != 1:
-        raise ShapeError(
-            f"gemv multiplies a matrix and a vector (got shapes {matrix.shape} and {vector.shape}); use gm.matmul for "
-            "other shapes"
-        )
-    options = Options(**keywords, alpha=alpha, beta=beta, old=y)
-    return _scaled("gemv", a, x, matrix, vector, out, options, keywords, NO_PARTS)
+    return _scaled("gemv", a, x, y, out, alpha, beta, keywords)
 
 
 _gemv_entry: Callable[..., Any] = _gemv
@@ -358,10 +324,29 @@ def _compile_entries() -> None:
         module.matmul, module.gemm, module.gemv = entries  # type: ignore[attr-defined]
 
 
-def _scaled(
-    name: str, a: Any, b: Any, x: View, y: View, out: Any, options: Options, keywords: Keywords, parts: tuple[int, int]
-) -> Any:
-    """Compute gemm or gemv, whose numbers of dimensions have been checked."""
+def _scaled(name: str, a: Any, b: Any, c: Any, out: Any, alpha: Any, beta: Any, keywords: Keywords) -> Any:
+    """Return what gemm or gemv does; the vectors of gemv are b and c."""
+    out = single(out)
+    if keywords:
+        keywords = own_options(name, keywords)
+    done = array_libraries.scaled(a, b, c, out, name, alpha, beta, keywords)
+    if done is not None:
+        return done
+    options, parts = Options(**keywords, alpha=alpha, beta=beta, old=c), NO_PARTS
+    if SPLIT and not SPLIT.isdisjoint((type(a), type(b))):
+        from gemmery.api import splitting
+
+        a, b, parts = splitting.sources(a, b, options.precision)
+    x, y = viewed("a", a), b.memory if isinstance(b, Packed) else viewed("x" if name == "gemv" else "b", b)
+    if name == "gemv" and (len(x.shape) != 2 or len(y.shape) != 1):
+        raise ShapeError(
+            f"gemv multiplies a matrix and a vector (got shapes {x.shape} and {y.shape}); use gm.matmul for other "
+            "shapes"
+        )
+    if name == "gemm" and (len(x.shape) < 2 or len(y.shape) < 2):
+        raise ShapeError(
+            f"gemm multiplies matrices (got shapes {x.shape} and {y.shape}); use gm.gemv or gm.matmul for vectors"
+        )
     if x.device != "cpu" or y.device != "cpu":
         from gemmery.api import on_device
 

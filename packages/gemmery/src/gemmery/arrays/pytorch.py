@@ -14,10 +14,18 @@ from gemmery.errors import DeviceError, DTypeError, GemmeryError, LayoutError
 _ROWS: dict[object, dtypes.DType] = {}  # PyTorch's element types seen so far -> gemmery's
 
 
-def recorders(torch: Any) -> tuple[Callable[[], Any], Callable[[], Any], Callable[[], Any]]:
-    """Return functions that are true while torch.jit.trace, a dispatch mode or a torch.func transform is active."""
-    c = torch._C
-    return c._is_tracing, c._len_torch_dispatch_stack, c._are_functorch_transforms_active
+def guard(torch: Any) -> Callable[[], Any]:
+    """Return a function that is true while PyTorch records or transforms operations, and would not see gemmery's.
+
+    That is under torch.jit.trace, a dispatch mode, a torch.func transform, or forward-mode differentiation.
+    """
+    c, forward = torch._C, torch.autograd.forward_ad
+    tracing, modes, transforms = c._is_tracing, c._len_torch_dispatch_stack, c._are_functorch_transforms_active
+
+    def is_unseen() -> Any:
+        return modes() or tracing() or transforms() or forward._current_level >= 0
+
+    return is_unseen
 
 
 def view(tensor: Any) -> View:

@@ -54,7 +54,11 @@ class Scratch:
 
 def copy(source: int, target: int, size: int, stream: int, ordinal: int) -> None:
     """Copy bytes from one address to another."""
-    driver.in_context(ordinal, driver.api().cuMemcpyDtoDAsync, target, source, size, stream)
+    api = driver.api()
+    if api.cuCtxGetCurrent()[1] == driver.context(ordinal):  # to push and pop it takes longer than the copy
+        driver.check(api.cuMemcpyDtoDAsync(target, source, size, stream))
+    else:
+        driver.in_context(ordinal, api.cuMemcpyDtoDAsync, target, source, size, stream)
 
 
 def bring(source: int, target: int, size: int, stream: int, ordinal: int) -> None:

@@ -23,7 +23,7 @@ template <class Tiles> struct Arriving : Bands<Tiles> {
     turn();
   }
   __device__ __forceinline__ void next() {
-    this->index += gridDim.x;
+    this->index += gridDim.x / Bands<Tiles>::CLUSTER;
     if (this->more()) find();
   }
   __device__ __forceinline__ void turn() {
@@ -55,7 +55,7 @@ template <class P> struct OwnRows {
 template <int EPILOGUE, class Tiles, class T, class Out>
 __device__ __forceinline__ void gathered(const Gathered<T, Out>& p, char* shared) {
   using P = Pieces<Tiles, Out>;
-  static_assert(Tiles::CM * Tiles::CN == 1 && !Tiles::APART && Tiles::A_K_MAJOR, "each block has rows of one piece");
+  static_assert(Tiles::CN == 1 && !Tiles::APART && Tiles::A_K_MAJOR, "no block copies rows of A for another");
   Pipeline<Tiles, P::BYTES> pipe(shared, p, false);
   const Steps k = steps_of<Tiles>(p.product.k, P::STEPS);
   Arriving<Tiles> order(p, pipe.place);
@@ -84,6 +84,13 @@ __device__ __forceinline__ void gathered(const Gathered<T, Out>& p, char* shared
 template <class T, class Out, int EPILOGUE, class Tiles>
 __global__ void __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
     wgmma_gathered(const __grid_constant__ Gathered<T, Out> p) {
+  extern __shared__ __align__(1024) char shared[];
+  gathered<EPILOGUE, Tiles>(p, shared);
+}
+
+template <class T, class Out, int EPILOGUE, class Tiles>
+__global__ void __cluster_dims__(Tiles::CM, 1, 1) __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
+    wgmma_gathered_cluster(const __grid_constant__ Gathered<T, Out> p) {
   extern __shared__ __align__(1024) char shared[];
   gathered<EPILOGUE, Tiles>(p, shared);
 }

@@ -72,8 +72,7 @@ class PeerBuffer:
         self.handle.wait_signal(peer, channel, self.timeout)
 
     def push(self, peer: int, what: Any, place: Any) -> None:
-        """Copy rows into a place of a peer's buffer, once the peer has read what was there."""
-        self.wait(peer, FREE)
+        """Copy rows into a place of a peer's buffer, of which the peer has said that it is FREE."""
         self.there[peer][place].copy_(what, non_blocking=True)
         self.tell(peer, ARRIVED)
 
@@ -95,6 +94,7 @@ class Gather(PeerBuffer):
         self.side.wait_stream(main)
         with torch.cuda.stream(self.side):
             for peer in self.others:
+                self.wait(peer, FREE)
                 self.push(peer, x, self.places[self.rank])
         launch = arriving_product(self._launches, x, full, w, out, self.rank, self.rows)
         groups = grouped(self.rank, self.rows, 2.0 * x.shape[1] * w.shape[1])
@@ -103,13 +103,16 @@ class Gather(PeerBuffer):
         if launch is not None:
             flags = self.handle.signal_pad_ptrs[self.rank] + 4 * ARRIVED * self.ranks
             launch(x, full, w, out, main.cuda_stream, flags, self.timeout / 1e3)
-            for peer in self.others:
-                self.wait(peer, ARRIVED)
         else:
             multiply_arriving(self.rank, self.rows, groups, x, full, w, out, lambda peer: self.wait(peer, ARRIVED))
         stored = full.clone() if keep else x.new_empty((0, x.shape[1]))
-        for peer in self.others:
-            self.tell(peer, FREE)
+        self.side.wait_stream(main)
+        with torch.cuda.stream(self.side):
+            for peer in self.others:
+                self.tell(peer, FREE)
+        if launch is not None:  # meanwhile; the launch has read these signals
+            for peer in self.others:
+                self.wait(peer, ARRIVED)
         main.wait_stream(self.side)
         return out, stored
 
@@ -127,6 +130,10 @@ class Scatter(PeerBuffer):
         main: Any = torch.cuda.current_stream()
         mine = self.rows[self.rank]
         staged = x.new_empty((x.shape[0], w.shape[1]))
+        self.side.wait_stream(main)
+        with torch.cuda.stream(self.side):
+            for peer in self.others:  # a signal takes 3 us, here beside the first product
+                self.wait(peer, FREE)
         for group in grouped(self.rank, self.rows, 2.0 * x.shape[1] * w.shape[1], last=True):
             if group == [self.rank]:
                 multiply(x[self.places[self.rank]], w, out=self.buffer[self.rank, :mine])

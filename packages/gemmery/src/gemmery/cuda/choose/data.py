@@ -146,7 +146,7 @@ PAIRED = Instance(128, 128, 6, 1, 1)
 MANY, SMALL = 8, 32
 # Tiles of 16-bit elements for batches of products with sides up to BATCHED, all columns of one: memory limits these,
 # and with 4 stages and not 6 an H200 reaches 1.05 of its rate: 2000 of 128 x 128 take 48.7 us, not 52.1, 1000 of 192 x
-# 192 54.8, not 63.0 (benchmarks/tuning/batches-nvidia-h200.jsonl). Rounds of tiles from which that was timed.
+# 192 54.8, not 63.0 (benchmarks/tuning/dense-nvidia-h200.jsonl). Rounds of tiles from which that was timed.
 BATCHED, BATCHED_ROUNDS = 256, 2
 BATCHED_TILES = (
     *(Instance(64, 64, 3, 1, 1), Instance(64, 128, 4, 1, 1), Instance(64, 192, 4, 1, 1), Instance(64, 256, 4, 1, 1)),

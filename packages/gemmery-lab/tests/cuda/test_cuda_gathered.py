@@ -52,7 +52,9 @@ __global__ void __cluster_dims__(Tiles::CM, 1, 1) __launch_bounds__(Pipeline<Til
 }"""
 
 
-def on_devices(devices, rows, sending=f"{COPY} if (threadIdx.x == 0) {SIGNAL}", scope="sys", seed=None, texts=None, pairs=1):
+def on_devices(
+    devices, rows, sending=f"{COPY} if (threadIdx.x == 0) {SIGNAL}", scope="sys", seed=None, texts=None, pairs=1
+):
     """The results of all devices, what they must be, and findings."""
     rng = np.random.default_rng(devices)
     whole = rng.integers(-3, 4, (rows * devices, K)).astype("f2")

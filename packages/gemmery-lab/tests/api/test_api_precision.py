@@ -136,7 +136,8 @@ def test_what_no_product_can_have(card):
     assert device_operands.resolved("f32_strict", "f32", "f32", "a100") == "f32_strict"
 
 
-def test_float64_by_norms(card):
+def test_float64_by_norms(card, monkeypatch):
+    monkeypatch.setattr("gemmery.dispatch.cuda.residues_pay", lambda _: True)  # so small a one is left to float64
     rng = np.random.default_rng(3)
     x, y = rng.standard_normal((20, 40)), rng.standard_normal((40, 10))
     a, b = card.put(x, "f64"), card.put(y, "f64")
@@ -165,9 +166,18 @@ def test_float64_by_norms_is_for_float64_on_hopper(card):
         gm.set_float32_precision("f64_normwise")
 
 
-@pytest.mark.parametrize(("fields", "rung"), [({"k": 15}, "mma_f64"), ({"k": 70_000}, "mma_f64"), ({}, "ozaki_int8")])
+@pytest.mark.parametrize(
+    ("fields", "rung"),
+    [
+        ({"k": 15}, "mma_f64"),
+        ({"k": 70_000}, "mma_f64"),
+        ({"m": 2048, "n": 2048, "k": 2048}, "mma_f64"),
+        ({"m": 2048, "n": 2048, "k": 2048, "invariant": True}, "ozaki_int8"),
+        ({}, "ozaki_int8"),
+    ],
+)
 def test_what_residues_do_not_suit_is_float64(fields, rung):
-    p = Problem(512, 512, 512, "f64", "f64", device="h200", precision="f64_normwise")._replace(**fields)
+    p = Problem(4096, 4096, 4096, "f64", "f64", device="h200", precision="f64_normwise")._replace(**fields)
     assert choice(p).rung.name == rung
 
 

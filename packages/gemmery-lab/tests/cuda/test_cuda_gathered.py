@@ -38,7 +38,7 @@ template <class T, class Out> struct OnDevices { Gathered<T, Out> of[DEVICES]; S
 
 // Blocks of the first rows of the grid are the products of the devices, those of the others copy for them.
 template <class T, class Out, int EPILOGUE, class Tiles>
-__global__ void __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
+__global__ void __cluster_dims__(Tiles::CM, 1, 1) __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
     on_devices(const __grid_constant__ OnDevices<T, Out> all) {
   extern __shared__ __align__(1024) char shared[];
   const int device = blockIdx.y % DEVICES;
@@ -52,7 +52,9 @@ __global__ void __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
 }"""
 
 
-def on_devices(devices, rows, sending=f"{COPY} if (threadIdx.x == 0) {SIGNAL}", scope="sys", seed=None, texts=None):
+def on_devices(
+    devices, rows, sending=f"{COPY} if (threadIdx.x == 0) {SIGNAL}", scope="sys", seed=None, texts=None, pairs=1
+):
     """The results of all devices, what they must be, and findings."""
     rng = np.random.default_rng(devices)
     whole = rng.integers(-3, 4, (rows * devices, K)).astype("f2")
@@ -67,11 +69,11 @@ def on_devices(devices, rows, sending=f"{COPY} if (threadIdx.x == 0) {SIGNAL}", 
         for name, array in (("A", full), ("B", w.T), ("C", gemm.c), ("own", own), ("offsets", flags)):
             arrays[f"{name} of device {device}"] = array.reshape(-1).view(np.uint8)
     problem = problem_of(parts[0][0], "f16", "f16", "h200")
-    config = peers.RUNG.resolve(problem.by_rows(), {**peers.RUNG.default, **CONFIG})
+    config = peers.RUNG.resolve(problem.by_rows(), {**peers.RUNG.default, **CONFIG, "cm": pairs})
     geometry = peers.gathered_geometry(problem.by_rows(), config, rows)
     text = {FILE: nvrtc.text(FILE), **(texts or {})}
     text[FILE] += DEVICES.replace("SENDING", sending).replace("SCOPE", scope).replace("DEVICES", str(devices))
-    kernel = geometry.kernel.replace("wgmma_gathered<", "on_devices<")
+    kernel = f"on_devices<{geometry.kernel.partition('<')[2]}"
     code = nvrtc.ptx(FILE, kernel, find("h200").arch, text)
     program = prepared(code.text, code.entry)
     memory = memory_of(arrays, [program.kernel], {})
@@ -85,15 +87,17 @@ def on_devices(devices, rows, sending=f"{COPY} if (threadIdx.x == 0) {SIGNAL}", 
         there += [memory.address(f"offsets of device {peer}") for peer in range(devices)]
         sends += struct.pack(f"={2 * devices + 2}Q", at["own"], *there, rows * K)
     argument = (argument + sends).ljust(program.kernel.parameters[0].size, b"\0")
-    launch = LaunchConfig((geometry.grid[0], 2 * devices, 1), geometry.block, argument, geometry.shared, (1, 1, 1))
+    launch = LaunchConfig((geometry.grid[0], 2 * devices, 1), geometry.block, argument, geometry.shared, (pairs, 1, 1))
     run = emulated(program, launch, memory, seed=seed)
     results = [memory.bytes(f"C of device {device}").view("f2").reshape(len(whole), N) for device in range(devices)]
     return results, [whole.astype("f4") @ w.astype("f4") for _, w in parts], run.findings
 
 
-@pytest.mark.parametrize(("devices", "rows", "seed"), [(2, 128, None), (4, 64, None), (2, 64, 1)])
-def test_devices_that_multiply_while_rows_come(devices, rows, seed):
-    results, wanted, findings = on_devices(devices, rows, seed=seed)
+@pytest.mark.parametrize(
+    ("devices", "rows", "seed", "pairs"), [(2, 128, None, 1), (4, 64, None, 1), (2, 64, 1, 1), (2, 256, None, 2)]
+)
+def test_devices_that_multiply_while_rows_come(devices, rows, seed, pairs):
+    results, wanted, findings = on_devices(devices, rows, seed=seed, pairs=pairs)
     assert findings == ()
     for result, want in zip(results, wanted, strict=True):
         assert np.array_equal(result, want)
@@ -174,6 +178,21 @@ def test_what_the_kernel_does_not_multiply_is_refused():
     large = problem._replace(m=8192, n=8192)
     with pytest.raises(RefusedError, match="must be free"):
         peers.gathered_geometry(large, {**config, "bm": 128, "bn": 128, "stages": 4, "blocks": 132}, 4096)
+
+
+def test_one_wave_of_tiles_is_cut_smaller_for_the_rows_of_a_piece():
+    problem = Problem(512, 4096, 8192, "bf16", "bf16", 1, "row", "col", device="h200", alignments=(16, 16, 16))
+    whole = peers.RUNG.resolve(problem, peers.RUNG.default)
+    assert (whole["bm"], whole["bn"]) == (128, 128)
+    config = peers.gathered_config(problem, 256)
+    assert (config["bm"], config["bn"], config["cm"]) == (64, 128, 2)
+    launch = peers.gathered_geometry(problem, config, 256)
+    assert (launch.kernel.partition("<")[0], launch.cluster, launch.grid[0]) == ("wgmma_gathered_cluster", 2, 128)
+    large = problem._replace(m=2048)
+    assert peers.gathered_config(large, 1024) == peers.RUNG.resolve(large, peers.RUNG.default)
+    assert peers.gathered_config(problem, 300) == whole  # which no tile divides
+    with pytest.raises(RefusedError, match="whole tiles of 128"):
+        peers.gathered_geometry(problem._replace(m=384), config, 192)
 
 
 def test_a_rank_launches_it_with_its_own_rows_where_they_lie(monkeypatch):

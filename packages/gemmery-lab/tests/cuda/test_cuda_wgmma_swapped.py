@@ -50,13 +50,18 @@ OVERLAPPING = ((160, 136, 136), tile(136, 128))  # 96 of 112 rows beyond the edg
         ((330, 520, 200), tile(144, 256)),  # each warpgroup has two blocks of 64 columns
         ((300, 264, 72), tile(176, 128)),
         ((90, 136, 72), tile(32, 64)),
+        ((250, 264, 136), tile(136, 128, 2, 2)),  # blocks of a cluster share columns of B
+        ((410, 136, 72), tile(200, 64, 2, 2)),
+        ((337, 520, 200), {**tile(160, 64, 2, 2, 4), "blocks": 8}),
+        ((170, 264, 200), tile(80, 64, 3, 2, 2)),
+        ((300, 264, 72), tile(80, 64)),
     ],
 )
 def test_rows_in_multiples_of_eight(shape, config, beta):
     """Each element of C is written once: C may be an operand, too."""
     a, b, c = matrices(shape, "bf16", layouts=BY_K, filled=beta != 0)
     runs = run(EPILOGUE, a, b, c, alpha=0.5, beta=beta, config=config)
-    assert runs[-1].kernel.endswith(", 1, 1, 0, 1>>")
+    assert runs[-1].kernel.endswith(f", {config['cn']}, {config['cm']}, 0, 1>>")
 
 
 @pytest.mark.many
@@ -151,9 +156,9 @@ def test_a_last_piece_that_is_not_its_own_shows():
 @pytest.mark.parametrize(
     ("config", "change", "words"),
     [
-        (tile(120, 128), {}, r"bm=120, bn=128, cm=1, cn=1: a tile has 8, 64, 128, 192 or 256 rows; or 32, 96"),
+        (tile(72, 128), {}, r"bm=72, bn=128: a tile has 8, 64, 128, 192 or 256 rows; or 32, 80, 96"),
         (tile(136, 192), {}, "64, 128 or 256 columns"),
-        (tile(136, 128, 2, 2, 1), {}, "no cluster"),
+        (tile(136, 128, 2, 1, 2), {}, "the 2 blocks of a column of the cluster copy multiples of 8"),
         (tile(136, 128), {"out": "f32"}, "elements of 16 bits"),
         (tile(136, 128), {"a_layout": "col"}, "A by rows"),
         (tile(136, 128), {"n": 4095}, "rows of C have 8190 bytes.*use 64, 128 or 256 rows"),
@@ -176,6 +181,14 @@ def test_numbers_of_rows_that_other_tiles_do_not_suit():
         case = PROBLEM._replace(**change)
         assert not cost.is_swapped(choose.chosen(case, device)["bm"])
         assert not EPILOGUE.geometry(case, EPILOGUE.default).swapped
+
+
+def test_no_block_of_a_cluster_has_rows_beyond_the_edge_alone():
+    device = KNOWN["h200"]
+    taken = {m: choose.chosen(PROBLEM._replace(m=m, n=1880, k=7312), device) for m in range(65, 513)}
+    pairs = {m: each for m, each in taken.items() if cost.is_swapped(each["bm"]) and each["cm"] > 1}
+    assert pairs
+    assert all(-(-m // each["bm"]) % each["cm"] == 0 for m, each in pairs.items())
 
 
 def test_the_model_exchanges_the_sides():

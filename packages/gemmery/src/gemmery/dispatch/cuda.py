@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from gemmery import dtypes
 from gemmery.cuda import choose, driver, geometry, traced_function
-from gemmery.cuda.choose.cost import parts_pay
+from gemmery.cuda.choose.cost import parts_pay, residues_pay
 from gemmery.cuda.device import Device
 from gemmery.cuda.launch import too_large
 from gemmery.dispatch.cpu import Candidate
@@ -141,7 +141,8 @@ def ranking(p: Problem, card: Device) -> list[tuple[str, str]]:
         choices += [choice for choice in _by_wgmma(p, card) if choice[0] in _RUNGS]
     if p.precision.startswith("f32_") and p.k and card.capability == 90:
         choices += _by_parts(p, card)
-    if p.precision == "f64_normwise" and p.k >= int8_pieces.SHALLOW and card.capability == 90:
+    by_residues = p.precision == "f64_normwise" and p.k >= int8_pieces.SHALLOW and card.capability == 90
+    if by_residues and (p.invariant or residues_pay(p)):
         choices.append(("ozaki_int8", _RESIDUES))
     if choose.streams_batch(p, card):
         many = f"{p.batch} products of {p.m} x {p.n} x {p.k}: a block streams many of them"

@@ -72,8 +72,7 @@ class PeerBuffer:
         self.handle.wait_signal(peer, channel, self.timeout)
 
     def push(self, peer: int, what: Any, place: Any) -> None:
-        """Copy rows into a place of a peer's buffer, once the peer has read what was there."""
-        self.wait(peer, FREE)
+        """Copy rows into a place of a peer's buffer, of which the peer has said that it is FREE."""
         self.there[peer][place].copy_(what, non_blocking=True)
         self.tell(peer, ARRIVED)
 
@@ -95,6 +94,7 @@ class Gather(PeerBuffer):
         self.side.wait_stream(main)
         with torch.cuda.stream(self.side):
             for peer in self.others:
+                self.wait(peer, FREE)
                 self.push(peer, x, self.places[self.rank])
         launch = arriving_product(self._launches, x, full, w, out, self.rank, self.rows)
         groups = grouped(self.rank, self.rows, 2.0 * x.shape[1] * w.shape[1])
@@ -103,13 +103,16 @@ class Gather(PeerBuffer):
         if launch is not None:
             flags = self.handle.signal_pad_ptrs[self.rank] + 4 * ARRIVED * self.ranks
             launch(x, full, w, out, main.cuda_stream, flags, self.timeout / 1e3)
-            for peer in self.others:
-                self.wait(peer, ARRIVED)
         else:
             multiply_arriving(self.rank, self.rows, groups, x, full, w, out, lambda peer: self.wait(peer, ARRIVED))
         stored = full.clone() if keep else x.new_empty((0, x.shape[1]))
-        for peer in self.others:
-            self.tell(peer, FREE)
+        self.side.wait_stream(main)
+        with torch.cuda.stream(self.side):
+            for peer in self.others:
+                self.tell(peer, FREE)
+        if launch is not None:  # meanwhile; the launch has read these signals
+            for peer in self.others:
+                self.wait(peer, ARRIVED)
         main.wait_stream(self.side)
         return out, stored
 
@@ -127,6 +130,10 @@ class Scatter(PeerBuffer):
         main: Any = torch.cuda.current_stream()
         mine = self.rows[self.rank]
         staged = x.new_empty((x.shape[0], w.shape[1]))
+        self.side.wait_stream(main)
+        with torch.cuda.stream(self.side):
+            for peer in self.others:  # a signal takes 3 us, here beside the first product
+                self.wait(peer, FREE)
         for group in grouped(self.rank, self.rows, 2.0 * x.shape[1] * w.shape[1], last=True):
             if group == [self.rank]:
                 multiply(x[self.places[self.rank]], w, out=self.buffer[self.rank, :mine])
@@ -268,7 +275,7 @@ class ArrivingProduct:
         form, problem = described(call)
         if reason := RUNG.refusal(problem):
             raise RefusedError(reason)
-        config = RUNG.resolve(problem.by_rows(), RUNG.default)
+        config = gathered_config(problem.by_rows(), rows)
         launch = CudaLaunch(problem, config, lambda problem, config: gathered_geometry(problem, config, rows))
         self._run = launch.ready(*operand_views(form, problem, None), room=tensormaps.BYTES + _TAIL.size)
         of_a = next(each.shape for each in self._run.maps if each.operand == "a")
@@ -284,20 +291,35 @@ class ArrivingProduct:
         self._run(a, b, c, stream, extra=(0, 0, flags), operands=tail)
 
 
+def gathered_config(problem: Problem, rows: int) -> Config:
+    """Return the tile for pieces of so many rows: that of the whole product, or of one piece if it fills the device.
+
+    Of one wave of tiles, those of other pieces would only wait for their rows. Tiles that are a wave for each piece are
+    smaller and multiply meanwhile. Raises RefusedError if neither can be had.
+    """
+    config, sms = RUNG.resolve(problem, RUNG.default), driver.find(problem.device).sms
+    if -(-problem.m // config["bm"]) * -(-problem.n // config["bn"]) <= sms:
+        of_piece = RUNG.resolve(problem._replace(m=rows), RUNG.default)
+        with suppress(RefusedError):
+            gathered_geometry(problem, of_piece, rows)
+            return of_piece
+    return config
+
+
 def gathered_geometry(problem: Problem, config: Config, rows: int) -> Geometry:
     """Return the launch of `wgmma_gathered` for pieces of so many rows. Raises RefusedError if there is none."""
     assert RUNG.geometry is not None
-    whole = RUNG.geometry(problem, config)
-    alone = not (whole.before or whole.swapped or whole.apart > 1 or whole.cluster > 1)
-    if not alone or problem.a_layout != "row" or rows % whole.tile[0]:
-        raise RefusedError(f"pieces of {rows} rows: it takes whole tiles of {whole.tile[0]}, and K-major rows in place")
+    whole, each = RUNG.geometry(problem, config), config["bm"] * config["cm"]
+    in_place = not (whole.before or whole.swapped or whole.apart > 1 or config["cn"] > 1)
+    if not in_place or problem.a_layout != "row" or rows % each:
+        raise RefusedError(f"pieces of {rows} rows: it takes whole tiles of {each}, and K-major rows in place")
     sms = driver.find(problem.device).sms
     if whole.grid[0] > sms - FREE_SMS:
         raise RefusedError(f"{whole.grid[0]} blocks on {sms} multiprocessors: {FREE_SMS} must be free for signals")
     # A band of tiles that holds rows of two pieces would have the first blocks wait.
-    of_piece = rows // whole.tile[0]
+    of_piece = rows // each
     band = next(band for band in range(min(whole.band, of_piece), 0, -1) if of_piece % band == 0)
-    kernel = whole.kernel.replace(f"{RUNG.name}<", "wgmma_gathered<")
+    kernel = whole.kernel.replace(RUNG.name, "wgmma_gathered", 1)
     return replace(whole, source="wgmma_gathered.cu", kernel=kernel, band=band)
 
 

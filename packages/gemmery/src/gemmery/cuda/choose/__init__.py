@@ -16,6 +16,10 @@ from gemmery.cuda import traced_function
 from gemmery.cuda.choose import cost, legal
 from gemmery.cuda.choose.cost import ROW, Demand, demand_of, is_swapped, straddles
 from gemmery.cuda.choose.data import (
+    BATCHED,
+    BATCHED_ROUNDS,
+    BATCHED_TALL,
+    BATCHED_TILES,
     FEW,
     INSTANCES,
     MANY,
@@ -54,12 +58,30 @@ def chosen(problem: Problem, device: Device, split: bool = True, swapped: bool =
 @lru_cache(maxsize=4096)
 def _chosen(problem: Problem, device: Device, split: bool, swapped: bool) -> tuple[int, ...]:
     """Return the values of KEYS; a plan asks for those of a problem five times, for 30 us each."""
-    tile, splits = measured(problem, device, split, swapped) or modeled(problem, device, split, swapped)
+    of_batch = batched(problem, device)
+    choice = (of_batch, 1) if of_batch else measured(problem, device, split, swapped)
+    tile, splits = choice or modeled(problem, device, split, swapped)
     band, blocks = order(tile, problem.m, problem.n, problem.batch, device)
     shallow = problem.scales and problem.k <= SHALLOW_FACTORED
     if shallow and problem.m * problem.n > MANY_FACTORED * device.sms * tile.bm * tile.bn:
         blocks = 0
-    return tile.bm, tile.bn, tile.stages, tile.cm, tile.cn, band, splits, blocks if splits == 1 else 0
+    return tile.bm, tile.bn, tile.stages, tile.cm, tile.cn, band, splits, 0 if splits > 1 or of_batch else blocks
+
+
+def batched(problem: Problem, device: Device) -> Instance | None:
+    """Return the tile for batches of small products in 16 bits, of which memory limits the time; None for others.
+
+    >>> from gemmery.cuda.device import KNOWN
+    >>> many = Problem(96, 96, 96, "f16", "f16", batch=2000)
+    >>> [batched(many._replace(m=m, n=m), KNOWN["h200"])[:3] for m in (96, 160)]
+    [(128, 128, 4), (64, 192, 4)]
+    """
+    m, n, size = problem.m, problem.n, dtypes.get(problem.dtype).size
+    if problem.batch < 2 or max(m, n, problem.k) > BATCHED or min(m, n) <= SMALL or problem.epilogue or size != 2:
+        return None
+    if dtypes.get(problem.out).size != size or problem.batch * -(-m // 64) < BATCHED_ROUNDS * device.sms:
+        return None
+    return BATCHED_TALL if 64 < m <= 96 and 64 < n <= 128 else BATCHED_TILES[-(-n // 64) - 1]
 
 
 def traced_choices(problem: Problem, device: Device) -> dict[str, int]:
@@ -175,7 +197,8 @@ def _timed(problem: Problem, demand: Demand, device: Device, swapped: bool) -> C
     limits, size = card(device), dtypes.get(problem.dtype).size
     whole = problem.a_layout == "row" and problem.k * size % ROW == 0
     uneven = problem.m in limits.uneven and whole and min(problem.n, problem.k) >= limits.uneven_side
-    turned = swapped and problem.m > limits.least_swapped and not straddles(demand)
+    turned = swapped and problem.m > limits.least_swapped
+    turned = turned and (problem.m <= limits.most_straddling or not straddles(demand))
 
     def is_timed(tile: Instance) -> bool:
         bm = tile.bm
@@ -184,7 +207,8 @@ def _timed(problem: Problem, demand: Demand, device: Device, swapped: bool) -> C
         if problem.scales and bm * tile.bn > MOST_FACTORED:
             return False
         if is_swapped(bm):
-            return turned
+            # A block whose rows are all beyond the edge keeps its cluster waiting: 168 x 1880 x 7312 took 36.9 us so.
+            return turned and not uneven and -(-problem.m // bm) % tile.cm == 0
         if bm == FEW:
             return problem.k >= limits.few_depth
         return not uneven if bm == 64 else uneven or (bm, tile.bn) != (128, 32)

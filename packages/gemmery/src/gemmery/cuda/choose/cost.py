@@ -297,7 +297,7 @@ def expected_tiles(problem: Problem) -> tuple[float, float]:
 
 # ---- when two parts pay; times on an H200, in microseconds and cycles of 1.7 GHz ----
 
-LAUNCHES, HOST = (20.0, 40.0), 30.0  # on the device, of rows alone and with others; on the host
+LAUNCHES, HOST = (12.0, 20.0), 30.0  # on the device, in a graph, of rows alone and with others; on the host
 PRE_PASS = 3.6e6, 2.5e6  # bytes in a microsecond, of rows that stay in registers and of others
 CYCLES, PARTS_END, BUSY = 1700.0, 4000, 0.85  # of a microsecond; of the end of a tile; of tensor cores
 SIMT, SIMT_LEAST, SIMT_END = (42e6, 48e6), 4.0, 2.0  # operations in a microsecond, of whole rounds; likewise
@@ -323,6 +323,24 @@ def parts_pay(problem: Problem, in_registers: int, sms: int) -> bool:
     waves = -(-m // 64) * -(-n // 64) * batch / sms
     simt = max(SIMT_LEAST, problem.flops / SIMT[others] * max(1.0, 1 / waves) + SIMT_END)
     return max(HOST, LAUNCHES[others] + pre_pass + product) < simt
+
+
+# Of float64, in microseconds of an H200: launches by residues and by itself, and 1e6 multiply-adds of each. Elements of
+# A, B and C are scaled, cut and put together. At n = 1024, 2048, 2560, 3072 that is 76, 356, 632, 1026 (76, 338, 653
+# and 974 timed), and 44, 334, 649 and 1119 for itself (44, 312, 723, 1182).
+RESIDUES, RESIDUES_ELEMENT, FLOAT64 = (18.0, 0.0256), 9.4e-6, (3.0, 0.0385)
+
+
+def residues_pay(problem: Problem) -> bool:
+    """Return True if ozaki_int8 should take less time for a product of float64 than tensor cores for float64.
+
+    >>> [residues_pay(Problem(n, n, n, "f64", "f64")) for n in (2048, 2560)]
+    [False, True]
+    """
+    m, n, k, batch = problem.m, problem.n, problem.k, problem.batch
+    work, elements = batch * m * n * k / 1e6, batch * (m * n + m * k + n * k)
+    of_residues = RESIDUES[0] + RESIDUES[1] * work + RESIDUES_ELEMENT * elements
+    return of_residues < FLOAT64[0] + FLOAT64[1] * work
 
 
 # ---- batches of small products ----

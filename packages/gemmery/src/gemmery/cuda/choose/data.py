@@ -94,8 +94,10 @@ class CardLimits(NamedTuple):
     # if it begins late (see lets_next_begin in wgmma_specialized.cu), brief products lose: on an H200 n = 1024 takes
     # 5.87 us where it took 5.35, and 2048 in int8 15.8 where it took 14.9. On an H100 n = 1024 gains.
     brief: tuple[int, int] = (2048, -1)
-    # Rows of C up to which no tile of C' = B' A' was timed.
+    # Rows of C up to which no tile of C' = B' A' was timed, and beyond which none for rows that straddle: up to there
+    # 343 x 8112 x 6448 takes 52 us so, and 70 by others (benchmarks/tuning/survey-nvidia-h200.jsonl).
     least_swapped: int = 64
+    most_straddling: int = 512
     # Tiles that gain from rows of A and C that are 8 apart.
     apart: tuple[tuple[int, int], ...] = ((192, 192), (64, 128))
     # Rows of C, in tiles of 128 rows of float32 in parts, and rounds of tiles of so many columns, from which two blocks
@@ -142,6 +144,14 @@ PAIRED_FEW = Instance(64, 256, 4, 1, 1)
 PAIRED = Instance(128, 128, 6, 1, 1)
 # Products of a batch of which a block streams many, and their sides.
 MANY, SMALL = 8, 32
+# Tiles of 16-bit elements for batches of products with sides up to BATCHED, all columns of one: memory limits these,
+# and with 4 stages and not 6 an H200 reaches 1.05 of its rate: 2000 of 128 x 128 take 48.7 us, not 52.1, 1000 of 192 x
+# 192 54.8, not 63.0 (benchmarks/tuning/dense-nvidia-h200.jsonl). Rounds of tiles from which that was timed.
+BATCHED, BATCHED_ROUNDS = 256, 2
+BATCHED_TILES = (
+    *(Instance(64, 64, 3, 1, 1), Instance(64, 128, 4, 1, 1), Instance(64, 192, 4, 1, 1), Instance(64, 256, 4, 1, 1)),
+)
+BATCHED_TALL = Instance(128, 128, 4, 1, 1)  # up to 96 rows, of which two of 64 would lack half of one
 
 # The tiles of other families, by the name of the rung, "mma_general".
 # fmt: off
@@ -174,9 +184,9 @@ SIMT_SEMIRINGS = (
 PACKED_ROWS = 2048
 SIMT_ALONG_K = (
     Tiling(128, 256, 16, 32, 128, 16,  8,     3,     0,  102),
-    Tiling(128, 128, 16, 64,  32,  8,  8,     2,     0,  100),
-    Tiling(128,  64, 16, 32,  32,  8,  4,     3,     1,   81),
-    Tiling( 32,  32, 16, 32,  16,  4,  4,     4,     6,   50),
+    Tiling(128, 128, 16, 64,  32,  8,  8,     2,     0,   92),
+    Tiling(128,  64, 16, 32,  32,  8,  4,     3,     1,   85),
+    Tiling( 32,  32, 16, 32,  16,  4,  4,     4,     6,   78),
 )
 # Where k has no such pieces: tiles are transposed on their way through registers, 4 elements to a load at most.
 SIMT_BY_ELEMENTS = (
@@ -242,6 +252,9 @@ INSTANCES = (
     Instance( 64,  96,    8, 4, 1, "straddle"),
     Instance( 64,  64,    8, 2, 4, "straddle"),
     Instance( 64,  64,    8, 4, 2, "straddle"),
+    Instance( 64,  64,   12, 2, 4, "straddle"),
+    Instance(160,  64,    6, 2, 4, "straddle"),  # this one and the next: of C' = B' A', as those from 224 by 128 on
+    Instance( 80,  64,   10, 2, 2, "straddle"),
     Instance( 64,  96,    8, 1, 1),
     Instance( 64,  96,    8, 2, 1),
     Instance( 64,  64,   12, 1, 1),
@@ -249,7 +262,7 @@ INSTANCES = (
     Instance( 64,  64,   12, 2, 1),
     Instance( 64,  32,    8, 1, 1, "whole"),
     Instance( 64,  32,   16, 1, 1, "whole"),
-    Instance(224, 128,    4, 1, 1),  # this one and those up to 152 by 64: of C' = B' A'
+    Instance(224, 128,    4, 1, 1),  # this one and those up to 80 by 64: of C' = B' A'
     Instance(208, 128,    4, 1, 1),
     Instance(176, 128,    5, 1, 1),
     Instance(152, 128,    5, 1, 1),
@@ -257,7 +270,11 @@ INSTANCES = (
     Instance(136, 256,    4, 1, 1),
     Instance(136, 128,    6, 1, 1),
     Instance(112, 128,    6, 1, 1),
+    Instance(176, 128,    5, 2, 1),
+    Instance(136, 128,    6, 2, 1),
+    Instance(200,  64,    6, 1, 1),
     Instance(152,  64,    7, 1, 1),
+    Instance( 80,  64,   10, 1, 1),
     Instance(  8,  32,   24, 1, 1, boxed=False),  # 64 rows are multiplied
     Instance(  8,  64,   12, 1, 1, boxed=False),
     Instance(  8,  96,   10, 1, 1, boxed=False),

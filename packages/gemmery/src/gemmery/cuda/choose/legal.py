@@ -16,7 +16,7 @@ from gemmery.tuples import NamedTuple
 SHARED = 232_448  # bytes that a block of sm_90 may have
 MOST_SUMS = 256 * 192  # of a tile: 192 for each of 256 threads
 WIDTHS = (112, 144)  # of tiles, beside multiples of 32
-SWAPPED = (32, 96, 112, 136, 144, 152, 160, 176, 208, 224)  # rows of tiles of C' = B' A', columns of wgmma
+SWAPPED = (32, 80, 96, 112, 136, 144, 152, 160, 176, 200, 208, 224)  # rows of tiles of C' = B' A', columns of wgmma
 
 
 class Consumers(NamedTuple):
@@ -132,13 +132,10 @@ def refused(problem: Problem, tile: Instance, shared: int) -> str:
 
 def _illegal_swapped(problem: Problem, tile: Instance) -> str:
     """Return why a product cannot be taken as C' = B' A', whose tiles have bm columns for wgmma; "" if it can."""
-    bm, bn, _, cm, cn, *_ = tile
-    if bm not in SWAPPED or bn not in (64, 128, 256) or cm * cn > 1:
+    bm, bn, *_ = tile
+    if bm not in SWAPPED or bn not in (64, 128, 256):
         rows = ", ".join(map(str, SWAPPED))
-        return (
-            f"bm={bm}, bn={bn}, cm={cm}, cn={cn}: a tile has 8, 64, 128, 192 or 256 rows; or {rows}, which take "
-            "64, 128 or 256 columns and no cluster"
-        )
+        return f"bm={bm}, bn={bn}: a tile has 8, 64, 128, 192 or 256 rows; or {rows}, which take 64, 128 or 256 columns"
     reason = refuses_swapped(problem)
     return reason and f"bm={bm}: {reason}; use 64, 128 or 256 rows"
 

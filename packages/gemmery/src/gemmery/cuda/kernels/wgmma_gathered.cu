@@ -2,7 +2,8 @@
 // own rows, goes on upward and around, the order in which pieces come, and waits for the flag of a piece when it gets
 // there: no second launch, and no wave of tiles that ends before its rows are there.
 // Parent: wgmma_epilogue, by which it takes two launches, each with a last wave of few tiles. Two H200, bf16, over the
-// product alone: 1.03 where two launches take 1.13 (4,096 rows of 14,336 x 4,096), 1.05 for 1.06 (2,048 rows).
+// product alone: 1.03 where two launches take 1.13 (4,096 rows of 14,336 x 4,096), 1.05 for 1.06 (2,048 rows). In pairs
+// of blocks that share columns of B, each with a tile of the own rows first, 1.51 (512 rows), by larger tiles 1.77.
 #include "wgmma_epilogue.cu"
 
 template <class T, class Out> struct Gathered : TmaProduct<T, Out> {
@@ -23,7 +24,7 @@ template <class Tiles> struct Arriving : Bands<Tiles> {
     turn();
   }
   __device__ __forceinline__ void next() {
-    this->index += gridDim.x;
+    this->index += gridDim.x / Bands<Tiles>::CLUSTER;
     if (this->more()) find();
   }
   __device__ __forceinline__ void turn() {
@@ -55,7 +56,7 @@ template <class P> struct OwnRows {
 template <int EPILOGUE, class Tiles, class T, class Out>
 __device__ __forceinline__ void gathered(const Gathered<T, Out>& p, char* shared) {
   using P = Pieces<Tiles, Out>;
-  static_assert(Tiles::CM * Tiles::CN == 1 && !Tiles::APART && Tiles::A_K_MAJOR, "each block has rows of one piece");
+  static_assert(Tiles::CN == 1 && !Tiles::APART && Tiles::A_K_MAJOR, "no block copies rows of A for another");
   Pipeline<Tiles, P::BYTES> pipe(shared, p, false);
   const Steps k = steps_of<Tiles>(p.product.k, P::STEPS);
   Arriving<Tiles> order(p, pipe.place);
@@ -84,6 +85,13 @@ __device__ __forceinline__ void gathered(const Gathered<T, Out>& p, char* shared
 template <class T, class Out, int EPILOGUE, class Tiles>
 __global__ void __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
     wgmma_gathered(const __grid_constant__ Gathered<T, Out> p) {
+  extern __shared__ __align__(1024) char shared[];
+  gathered<EPILOGUE, Tiles>(p, shared);
+}
+
+template <class T, class Out, int EPILOGUE, class Tiles>
+__global__ void __cluster_dims__(Tiles::CM, 1, 1) __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
+    wgmma_gathered_cluster(const __grid_constant__ Gathered<T, Out> p) {
   extern __shared__ __align__(1024) char shared[];
   gathered<EPILOGUE, Tiles>(p, shared);
 }

@@ -185,7 +185,7 @@ def _arranged(matrix: Any, dtype: torch.dtype) -> tuple[Format, Any] | None:
         if not torch.equal(scales.to(exact.dtype), exact):
             return None  # a factor of another type would be rounded
         scales = scales.view(torch.int16)
-    form = Format(n, k, kind, group, TYPES[dtype])
+    form = weights.close(Format(n, k, kind, group, TYPES[dtype]), scales)
     if form.refusal():
         return None
     with suppress(ArgumentError):
@@ -229,6 +229,7 @@ def _hold(packed: Any, scales: Any, state: tuple[int, ...]) -> tuple[Any, tuple[
         codes = packed if bits == 8 else torch.stack((packed & 15, packed >> 4), -1).reshape(n, k)
         with suppress(ArgumentError):  # factors that the kernel cannot hold
             codes, factors = codes.view(torch.uint8), scales.detach().contiguous().view(torch.int16)
+            form = weights.close(form, factors)
             arranged = _outside(lambda: arrange(form, codes, factors))
     key = id(packed)
     _copies[key] = ref(packed, lambda _: _copies.pop(key, None)), state, form, arranged

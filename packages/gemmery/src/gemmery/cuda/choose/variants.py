@@ -144,18 +144,18 @@ def suits(m: int, form: Format, tile: QuantizedTile, splits: int, device: Device
 
 def _spills(tile: QuantizedTile) -> bool:
     """Return True for a tile whose kernel spills where it needs more registers, as of blocks with many tiles."""
-    return tile.tokens == 256 or (tile.resident == 2 and tile.tokens == 32)
+    return tile.tokens == 256 or (tile.resident, tile.tokens) == (2, 32) or (tile.ways, tile.tokens) == (4, 64)
 
 
 @lru_cache(maxsize=1024)
 def _order(form: Format, device: Device) -> tuple[int, int]:
     """Return the parts of k that consumers sum and the blocks that share a tile, whatever the tokens are.
 
-    Of all, those that cost least where they cost most beside a free choice.
+    Of all, those that cost least beside a free choice, on average over numbers of tokens.
     """
 
     def loss(order: tuple[int, int]) -> float:
-        return max(
+        return sum(
             _best(m, form, device, order, False, ())[0] / _best(m, form, device, (), False, ())[0] for m in _MANY
         )
 

@@ -60,6 +60,21 @@ template <int PARTS> __device__ __forceinline__ int part_of(int count, int i) {
   return i * (count / PARTS) + min(i, count % PARTS);
 }
 
+// The steps of a tile in the order in which its consumers take them: the first of each part, the second of each.
+template <int PARTS> struct Walk {
+  int step, part, each, longer, count, left;
+
+  __device__ __forceinline__ void set(int begin, int stop) {
+    step = begin, part = 0, left = count = stop - begin;
+    each = count / PARTS, longer = count % PARTS;
+  }
+  __device__ __forceinline__ bool next() {  // false after the last one
+    step += each + (part < longer);
+    if (++part == PARTS) part = 0, step -= count - 1;
+    return --left > 0;
+  }
+};
+
 template <class Tiles> using ShareOf = typename Select<Tiles::GROUPED, Experts<Tiles>, Share<Tiles>>::type;
 
 // What one thread does: bring steps of W and of the tokens, each as soon as a stage is empty.
@@ -69,13 +84,15 @@ template <class Tiles> struct QuantizedProducer {
   const long long each;  // bytes of a group's
   const char* from;  // of W: the first piece of the tile
   unsigned ring, full;
-  int w_tile, w_next = 0, x_next = 0, x_tile, token;
+  int w_tile, x_tile, token;
+  Walk<Tiles::WAYS> of_w, of_x;
 
   template <class P>
   __device__ __forceinline__ QuantizedProducer(const P& p, const ShareOf<Tiles>& share, unsigned ring, unsigned full)
       : share(share), w(reinterpret_cast<const char*>(p.product.b)),
         each(Tiles::GROUPED ? whole_bytes<Tiles>(p.product) : 0), ring(ring), full(full) {
     w_tile = x_tile = share.first;
+    of_x.set(share.begin(x_tile), share.stop(x_tile));
     token = share.at(x_tile).token;
     enter();
   }
@@ -84,35 +101,30 @@ template <class Tiles> struct QuantizedProducer {
     long long band = spot.part / Tiles::BAND;
     from = w + spot.group * each;
     from += (band * share.steps * Tiles::BAND + spot.part % Tiles::BAND) * Tiles::L::CHUNK;
-  }
-  __device__ __forceinline__ int count(int tile) const { return share.stop(tile) - share.begin(tile); }
-  // The steps that a block has of a tile come in the order in which its consumers take them.
-  __device__ __forceinline__ int step(int tile, int next) const {
-    return share.begin(tile) + next / Tiles::WAYS + part_of<Tiles::WAYS>(count(tile), next % Tiles::WAYS);
+    of_w.set(share.begin(w_tile), share.stop(w_tile));
   }
   __device__ __forceinline__ void bring_w(int stage) {
     ptx::mbarrier_arrive_expect_tx(full + 8 * stage, Tiles::X_BYTES + Tiles::W_BYTES);
-    const char* piece = from + step(w_tile, w_next) * (long long)(Tiles::BAND * Tiles::L::CHUNK);
+    const char* piece = from + of_w.step * (long long)(Tiles::BAND * Tiles::L::CHUNK);
     ptx::cp_async_bulk_load(ring + Tiles::STAGES * Tiles::X_BYTES + stage * Tiles::W_BYTES, piece, Tiles::W_BYTES,
                             full + 8 * stage);
-    if (++w_next == count(w_tile)) {
-      w_next = 0;
+    if (!of_w.next()) {
       ++w_tile;
       enter();
     }
   }
   template <class P> __device__ __forceinline__ void bring_x(const P& p, int stage) {
     const unsigned to = ring + stage * Tiles::X_BYTES, barrier = full + 8 * stage;
-    const int x_step = step(x_tile, x_next);
+    const int x_step = of_x.step;
     if constexpr (Tiles::DEEP) {
       ptx::cp_async_bulk_tensor_load(to, &p.a, 0, token, 2 * x_step, barrier);
     } else {
       ptx::cp_async_bulk_tensor_load(to, &p.a, x_step * Tiles::STEP, token, 0, barrier);
       ptx::cp_async_bulk_tensor_load(to + Tiles::X_BYTES / 2, &p.a, x_step * Tiles::STEP + 64, token, 0, barrier);
     }
-    if (++x_next == count(x_tile)) {
-      x_next = 0;
+    if (!of_x.next()) {
       token = share.at(++x_tile).token;
+      of_x.set(share.begin(x_tile), share.stop(x_tile));
     }
   }
 };

@@ -88,10 +88,8 @@ def _geometry(name: str, problem: Problem, config: Config) -> Geometry:
     parted = splits > 1 or cut > 0 or (problem.groups > 0 and not splits)
     deep = problem.k % 64 == 0
     early = not config["late"]
-    kind, _, more = form.kind.partition("_")
-    levels = template(
-        "Levels", element(problem), kind.upper(), form.columns, more == "zeros", more == "close" and form.dtype == "f16"
-    )
+    kind, _, special = form.kind.partition("_")
+    levels = template("Levels", element(problem), kind.upper(), form.columns, special == "zeros", special == "close")
     shape = tokens, warpgroups, blocks, ways, stages, resident, deep, early, stays, problem.groups > 0, turns
     return Geometry(
         f"{name}.cu",

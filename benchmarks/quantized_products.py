@@ -38,7 +38,7 @@ TYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
 ROUNDOFF = {"bf16": 2.0**-8, "f16": 2.0**-11}
 SHAPES = "8192x28672,14336x4096,4096x4096,28672x8192,4096x14336"
 ROWS = "1,4,16,32,64,128,256,512"
-CHECKED = "int4/128,int4/64,int4/32,int4_zeros/128,int4_zeros/32,int8/0,int8/128,int8/32,e4m3/0"
+CHECKED = "int4/128,int4_close/32,int4/64,int4/32,int4_zeros/128,int4_zeros/32,int8/0,int8/128,int8/32,e4m3/0"
 FLOAT4 = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
 NAMES = dict(zip("ngbwsrx", ("tokens", "warpgroups", "blocks", "ways", "stages", "resident", "splits"), strict=True))
 
@@ -71,7 +71,7 @@ def logical(form, seed=0):
     if form.kind == "int4_zeros":
         zeros = torch.randint(0, 17, scales.shape, dtype=torch.uint8, device="cuda")
         levels -= zeros.repeat_interleave(form.group, 1)
-    elif form.kind == "int4":
+    elif form.kind in ("int4", "int4_close"):
         levels -= 8
     w = (levels * scales.float().repeat_interleave(form.group, 1)).to(TYPES[form.dtype]).float()
     return codes, scales.view(torch.int16), zeros, rows, w
@@ -94,6 +94,7 @@ def launch(x, form, c, config, invariant=False):
 
     chosen = RUNG.resolve(problem, {**RUNG.default, **config})
     name = "".join(f"{letter}{chosen[key]}" for letter, key in NAMES.items())
+    name += f"t{chosen['turns']}" * (chosen["turns"] > 1)
     return run, name + f"@{chosen['runs']}" * bool(chosen["runs"]) + "late" * chosen["late"]
 
 
@@ -113,7 +114,7 @@ def variants(m, form):
     device = KNOWN["h200"]
     for tile in QUANTIZED:
         for splits in (0, 1, 2, 4, 8):
-            if suits(m, form, tile, splits, device, False):
+            if suits(m, form, tile, splits, device):
                 runs = 0 if splits else device.sms * tile.resident
                 depth = stages(form, tile, not splits)
                 yield {**tile._asdict(), "stages": depth, "splits": splits or 1, "runs": runs}
@@ -143,7 +144,7 @@ def check():
         k = rng.choice((1, 3, 8, 16, 17, 33)) * max(int(group), 64)
         k = k if rng.random() < 0.6 else rng.randrange(1, 9) * max(int(group), 8)
         n, m = rng.choice((1, 7, 64, 129, 255, 512, 1000, 4096)), rng.choice((1, 2, 7, 16, 31, 64, 65, 100, 200, 513))
-        form = Format(n, k, name, int(group), rng.choice(("bf16", "f16")))
+        form = Format(n, k, name, int(group), "f16" if name == "int4_close" else rng.choice(("bf16", "f16")))
         cases.append((form, m, rng.choice(list(variants(m, form)))))
     keys = [key for form, m, other in cases for key in (kernel(form, m, {}, "bias+relu"), kernel(form, m, other, ""))]
     compile_all(keys)
@@ -164,6 +165,16 @@ def check():
         if not (all(right) and torch.equal(y, again) and (around[[0, -1]] == 7).all().item()):
             wrong += 1
             say(f"WRONG {form} {m} {name} {right}")
+    for n, k in ((4096, 4096), (14336, 4096), (2112, 1856), (4096, 14336)):
+        form = Format(n, k, "int4", 64, "bf16")
+        whole, x = arrange(form, *logical(form)[:3]), torch.randn(513, k, device="cuda").bfloat16()
+        rows = []
+        for m in (513, 1, 7, 16, 33, 64, 100, 128, 200, 256, 300):
+            rows.append(torch.empty(m, n, device="cuda", dtype=x.dtype))
+            launch(x[:m], form, rows[-1], {}, True)[0](whole)
+        same = [bool(torch.equal(y, rows[0][: len(y)])) for y in rows]
+        wrong += not all(same)
+        say(f"{n}x{k}: rows of invariant products have the same bits: {same}")
     say(f"check: {len(cases)} cases, {wrong} wrong")
 
 
@@ -194,10 +205,10 @@ def layers():
             say(f"compiled {torch.equal(y, z)}, at most {far} of {float(z.abs().max())} apart")
 
 
-def kernel(form, m, config, epilogue=""):
+def kernel(form, m, config, epilogue="", invariant=False):
     """Return the source and the instance of a variant."""
     x, c = (View(0, (m, side), (2 * side, 2), form.dtype, "h200") for side in (form.k, form.n))
-    geometry = RUNG.geometry(problem_of(x, form, c, epilogue), {**RUNG.default, **config})
+    geometry = RUNG.geometry(problem_of(x, form, c, epilogue, invariant), {**RUNG.default, **config})
     return geometry.source, geometry.kernel
 
 
@@ -230,7 +241,7 @@ def cases_of(args):
 def timed(args):
     """Time products, print them, and add them to a file."""
     cases, tune, before, ratios = cases_of(args), args.what == "tune", None, []
-    keys = [kernel(form, m, {}) for form, m in cases]
+    keys = [kernel(form, m, {}, invariant=invariant) for form, m in cases for invariant in (False, True)]
     if tune:
         for form, m in cases:
             for config in variants(m, form):

@@ -20,7 +20,7 @@ from test_cuda_wgmma_quantized import GUARD, ROUNDOFF, RUNG, TYPES, logical, pro
 
 pytestmark = pytest.mark.sampled(5)
 
-SMALL = {"tokens": 8, "warpgroups": 4, "blocks": 1, "ways": 2, "stages": 4, "resident": 1}
+SMALL = {"tokens": 8, "warpgroups": 4, "blocks": 1, "ways": 2, "stages": 4, "resident": 1, "turns": 1}
 UNTOUCHED = 0x7FFF
 
 

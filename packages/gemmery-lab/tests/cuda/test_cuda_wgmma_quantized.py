@@ -36,7 +36,7 @@ TYPES = {"bf16": ml_dtypes.bfloat16, "f16": np.float16}
 ROUNDOFF = {"bf16": 2.0**-8, "f16": 2.0**-11}
 FLOAT4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 GUARD = 8  # elements around each row of C: where n is a multiple of 8, rows begin at multiples of 16 bytes
-SMALL = {"tokens": 8, "warpgroups": 4, "blocks": 1, "ways": 2, "stages": 4, "resident": 1, "runs": 0}
+SMALL = {"tokens": 8, "warpgroups": 4, "blocks": 1, "ways": 2, "stages": 4, "resident": 1, "runs": 0, "turns": 1}
 
 
 def logical(form, seed=0):
@@ -52,12 +52,13 @@ def logical(form, seed=0):
     else:
         levels = codes.view(np.int8).astype(float) if form.kind == "int8" else codes.astype(float)
     if form.group:
-        scales = np.exp2(rng.uniform(-6, 2, (n, k // form.group))).astype(TYPES[form.dtype])
+        least, span = (rng.integers(-9, 0, (n, 1)), 5) if form.kind == "int4_close" else (-6, 8)
+        scales = np.exp2(rng.uniform(least, least + span, (n, k // form.group))).astype(TYPES[form.dtype])
         spread = np.repeat(scales.astype(float), form.group, 1)
         if form.kind == "int4_zeros":
             zeros = rng.integers(0, 17, scales.shape).astype(np.uint8)
             levels -= np.repeat(zeros, form.group, 1)
-        elif form.kind == "int4":
+        elif form.kind in ("int4", "int4_close"):
             levels -= 8
         exact = (levels * spread).astype(TYPES[form.dtype]).astype(float)
         scales = scales.view(np.uint16)
@@ -128,6 +129,7 @@ def check(form, m, **options):
         (8, Format(64, 160, "e2m1", 32, "bf16"), {}),
         (8, Format(63, 144, "e2m1", 16, "f16"), {}),
         (4, Format(64, 512, "int4", 256, "f16"), {}),
+        (9, Format(131, 512, "int4_close", 32, "f16"), {}),
         (4, Format(64, 256, "int8", 128, "bf16"), {}),
         (
             33,
@@ -204,14 +206,35 @@ def test_bits_do_not_depend_on_the_order_of_blocks(config):
     check(form, 11, config=config, order=3)
 
 
+@pytest.mark.parametrize("ways", [2, 4])
+def test_one_consumer_adds_up_parts_as_ways_do(ways):
+    """Steps of k that are no multiple of them; in a block for each tile, in two for one, and in blocks that stay."""
+    form = Format(130, 128 * 13, "int4", 128, "bf16")
+    tile = SMALL | {"tokens": 16, "warpgroups": 4, "ways": ways, "stages": 8, "turns": 1}
+    wide = tile | {"warpgroups": 2, "ways": 1, "turns": ways}
+    for splits in (1, 2):
+        results = [check(form, 20, config=each | {"splits": splits}) for each in (tile, wide)]
+        assert np.array_equal(*results)
+    staying, plain = (check(form, 40, config=wide | each) for each in ({"splits": 1}, {"runs": 4}))
+    assert np.array_equal(staying, plain)
+    assert not np.array_equal(results[0], check(form, 20, config=wide | {"turns": 1, "splits": 2}))
+
+
 def test_invariant_products_add_in_one_order():
-    """A row has the same bits alone, among 8 and among 70, whose tiles differ."""
+    """A row has the same bits alone, among 70 and among 300, whose tiles differ; n and k say in how many parts."""
     form = Format(130, 1024, "int4", 128, "f16")
-    rows = [emulated(form, m, invariant=True)[0][:1] for m in (1, 70)]
-    assert np.array_equal(*rows)
-    for m in (1, 9, 33, 200):
-        choice = variant_of(problem(form, m)._replace(invariant=True), form, KNOWN["h200"])
-        assert (choice["ways"], choice["splits"], choice["runs"]) == (2, 2, 0)
+    rows = [emulated(form, m, invariant=True)[0][:1] for m in (1, 70, 300)]
+    assert np.array_equal(rows[0], rows[1])
+    assert np.array_equal(rows[0], rows[2])
+    for sides in ((130, 1024), (4096, 4096), (8192, 28672), (28672, 8192)):
+        form, parts, tiles = Format(*sides, "int4", 128, "bf16"), set(), set()
+        for m in (1, 9, 33, 200, 700):
+            choice = variant_of(problem(form, m)._replace(invariant=True), form, KNOWN["h200"])
+            assert 1 in (choice["ways"], choice["turns"])
+            parts.add((choice["ways"] * choice["turns"], choice["splits"]))
+            tiles.add(choice["tokens"])
+        assert len(parts) == 1
+        assert len(tiles) > 2
 
 
 @pytest.mark.parametrize(
@@ -237,6 +260,7 @@ def test_what_it_does_not_multiply_is_refused_in_words(change, words):
     ("config", "words"),
     [
         ({"ways": 4, "stages": 6}, "wait for ever"),
+        ({"ways": 4, "turns": 2}, "turns=2, ways=4"),
         ({"ways": 2, "stages": 3}, "wait for ever"),
         ({"blocks": 2}, None),
         ({"warpgroups": 2, "ways": 4}, "64, 128 or 256 rows"),
@@ -257,15 +281,19 @@ def test_variants_that_would_hang_or_do_not_fit_are_refused_before_the_launch(co
 @pytest.mark.many
 @pytest.mark.parametrize("tile", QUANTIZED)
 @pytest.mark.parametrize("kind", ["int4/128/bf16", "int4_zeros/32/f16", "int8/0/bf16", "e4m3/0/f16", "e2m1/16/bf16"])
-@pytest.mark.parametrize("runs", [0, 132])
-def test_registers_suffice_for_every_variant(tile, kind, runs):
+@pytest.mark.parametrize(("runs", "turns"), [(0, 1), (132, 1), (0, 4), (132, 2)])
+def test_registers_suffice_for_every_variant(tile, kind, runs, turns):
     """What consumers ask for is what the launch has, or the device waits for ever; and nothing spills."""
     name, group, dtype = kind.split("/")
     form = Format(4096, 4096, name, int(group), dtype)
     depth = stages(form, tile, runs > 0)
-    if not depth or (runs and tile.resident == 2 and tile.tokens in (16, 32)):  # never chosen
+    if not depth or (runs and (tile.resident, tile.tokens) in ((2, 16), (2, 32))):  # never chosen
         return
-    config = dict(zip(tile._fields, tile, strict=True)) | {"stages": depth, "splits": 1, "runs": runs}
+    if runs and (tile.ways, tile.tokens) == (4, 64):
+        return
+    if turns > 1 and (tile.ways > 1 or tile.warpgroups > 2 or tile.tokens > 152):
+        return
+    config = dict(zip(tile._fields, tile, strict=True)) | {"stages": depth, "splits": 1, "runs": runs, "turns": turns}
     geometry = RUNG.geometry(problem(form, tile.tokens), RUNG.default | config)
     program = nvrtc.code(geometry.source, geometry.kernel, "sm_90a")
     assert program.report.spill_stores == program.report.spill_loads == program.report.stack == 0
@@ -306,6 +334,23 @@ def test_factors_that_do_not_fit_are_refused(kind, dtype, power):
             weights.arrange(form, np.zeros((3, 64), np.uint8), scales)
 
 
+@pytest.mark.parametrize(
+    ("factors", "near"),
+    [
+        ((1, 31, 0, -1.5), True),
+        ((2.0**-14, 2.0**-9), True),
+        ((1, 64), False),
+        ((2.0**-15, 2.0**-14), False),
+        ((1, np.inf), False),
+    ],
+)
+def test_factors_are_close_where_all_of_a_row_are_normal_and_alike(factors, near):
+    form = Format(1, 64 * len(factors), "int4", 64, "f16")
+    scales = np.array([factors], np.float16).view(np.uint16)
+    assert weights.close(form, scales).kind == ("int4_close" if near else "int4")
+    assert weights.close(form._replace(dtype="bf16"), scales).kind == "int4"
+
+
 @pytest.mark.many(5)
 @pytest.mark.parametrize("kind", ["int4", "int8", "e4m3", "e2m1"])
 @pytest.mark.parametrize("dtype", TYPES)
@@ -333,12 +378,12 @@ def test_every_code_is_exact_wherever_it_stands(kind, dtype):
     [
         ("levels.cuh", "both(0x8008), MINUS_ZERO", "both(0x8007), MINUS_ZERO"),
         ("levels.cuh", "words[half][j] >> 8 :", "words[half][j] >> 4 :"),
-        ("levels.cuh", "row ? 0x3232 : 0x1010", "row ? 0x1010 : 0x3232"),
+        ("levels.cuh", "twice(scales[i], row)", "twice(scales[i], !row)"),
         ("levels.cuh", "thread / 4 * COUNT * 4", "thread / 8 * COUNT * 4"),
         ("wgmma_quantized.cu", "stage + at / PIECES * PITCH + at % PIECES * 16", "stage + at / PIECES * PITCH"),
         ("wgmma_quantized.cu", "next += WAYS)", "next += 1)"),
         ("wgmma_quantized.cu", "if (all) *counter = 0;", ""),
-        ("wgmma_quantized.cu", "from += Tiles::BAND * Tiles::L::CHUNK;", "from += Tiles::L::CHUNK;"),
+        ("wgmma_quantized.cu", "(Tiles::BAND * Tiles::L::CHUNK);", "Tiles::L::CHUNK;"),
         ("wgmma_quantized.cu", "half * (Tiles::X_BYTES >> 5)", "half * (Tiles::X_BYTES >> 4)"),
         (
             "wgmma_quantized.cu",

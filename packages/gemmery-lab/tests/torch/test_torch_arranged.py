@@ -23,6 +23,7 @@ N, K = 70, 256
     ("format_", "group", "dtype", "form"),
     [
         ("int4", 128, torch.bfloat16, ("int4", 128)),
+        ("int4", 128, torch.float16, ("int4_close", 128)),
         ("int4", 64, torch.float16, ("int4_zeros", 64)),
         ("int8", K, torch.bfloat16, ("int8", 0)),
         ("int8", 32, torch.float16, ("int8", 32)),
@@ -110,6 +111,15 @@ def test_experts_are_arranged_one_after_the_other():
     for i in range(3):
         assert torch.equal(whole[i], arranged._arranged(experts[i], torch.bfloat16)[1])
     assert arranged._arranged_experts(gm.quantize(torch.full((2, K, N), 1.1), "int4", 128), torch.float16) is None
+
+
+def test_experts_have_one_format_where_only_some_have_close_factors():
+    experts = gm.quantize(torch.randn(2, K, N), "int4", 128, dtype="float16")
+    assert arranged._arranged_experts(experts, torch.float16)[0].kind == "int4_close"
+    experts.scales[1, 3, 0] = 2.0**6
+    form, whole = arranged._arranged_experts(experts, torch.float16)
+    assert form.kind == "int4"
+    assert torch.equal(whole[0], arranged._arranged(experts[0], torch.float16, close=False)[1])
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])

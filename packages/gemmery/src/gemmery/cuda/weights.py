@@ -16,7 +16,7 @@ from gemmery.errors import ArgumentError, ShapeError
 from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
 
-KINDS = {"int4": 4, "int4_zeros": 4, "int8": 8, "e4m3": 8, "e2m1": 4}  # bits of an element
+KINDS = {"int4": 4, "int4_close": 4, "int4_zeros": 4, "int8": 8, "e4m3": 8, "e2m1": 4}  # bits of an element
 ROWS, STEP = 256, 128  # rows of chunks that lie together, columns of a chunk
 _PARTS = 64  # rows of a chunk
 CODES = ("e4m3", "int8")  # types of x by which levels are multiplied as that type
@@ -29,10 +29,10 @@ _SHIFTS = {"int4": 120, "int4_zeros": 120, "int8": 120, "e2m1": 113}
 class Format(NamedTuple):
     """What a kernel must know of a weight: its sizes, the kind of its codes, and the columns that share a factor.
 
-    `kind` is "int4" (0 to 15, 8 more than the level), "int4_zeros" (0 to 15, and a zero point for each factor), "int8",
-    "e4m3" or "e2m1" (the bits of these). `group` is 0 where a row has one factor, which multiplies its finished sum.
-    `dtype` is the type of x and of the factors of groups, "bf16" or "f16"; or "e4m3" or "int8", whose factors are
-    float32.
+    `kind` is "int4" (0 to 15, 8 more than the level), "int4_close" (the same with factors as `close` asks for),
+    "int4_zeros" (0 to 15, and a zero point for each factor), "int8", "e4m3" or "e2m1" (the bits of these). `group` is 0
+    where a row has one factor, which multiplies its finished sum. `dtype` is the type of x and of the factors of
+    groups, "bf16" or "f16"; or "e4m3" or "int8", whose factors are float32.
     """
 
     n: int
@@ -79,6 +79,8 @@ class Format(NamedTuple):
             )
         if self.dtype not in ("bf16", "f16", *CODES):
             return f"x of {self.dtype}: weights of {KINDS[self.kind]} bits are multiplied as bf16 and f16"
+        if self.kind == "int4_close" and self.dtype != "f16":
+            return f"{self.kind} by x of {self.dtype}: only float16 has few exponents; take int4"
         if self.columns not in _GROUPS[KINDS[self.kind]]:
             return f"groups of {self.group}: a factor is for 16, 32, 64 or multiples of 128 columns, or a row of 8 bits"
         if min(self.n, self.k) < 1 or self.k % (self.group or 8):
@@ -86,6 +88,26 @@ class Format(NamedTuple):
                 f"n={self.n}, k={self.k}: k is a multiple of {self.group or 8}, and no side is 0; add columns of zeros"
             )
         return ""
+
+
+def close(form: Format, scales: Any) -> Format:
+    """Return a format of int4 and float16 as "int4_close", which is unpacked sooner, if its factors allow that.
+
+    The normal factors of a row lie within a ratio of 32; others are 0. Then a power of two for each row, which its
+    finished sum takes off again, brings them to 2^10 and more, where no weight is subnormal.
+    """
+    if form.kind != "int4" or form.dtype != "f16":
+        return form
+    exponents, top = _exponents(scales)
+    near = (exponents > 0) & (exponents < 31) & (exponents + 5 >= top)
+    return form._replace(kind="int4_close") if bool((near | (scales & 0x7FFF == 0)).all()) else form
+
+
+def _exponents(scales: Any) -> tuple[Any, Any]:
+    """Return the exponents of float16 as they are stored, and the largest of each row."""
+    exponents = (scales & 0x7FFF) >> 10
+    top = exponents.amax(1, True) if hasattr(exponents, "permute") else exponents.max(1, keepdims=True)
+    return exponents, top
 
 
 def arrange(form: Format, codes: Any, scales: Any, zeros: Any = None, rows: Any = None) -> Any:
@@ -130,6 +152,8 @@ def arrange(form: Format, codes: Any, scales: Any, zeros: Any = None, rows: Any 
         ends[:, 2], ends[:, 3] = 0x80, 0x3F  # 1 as float32
     else:
         ends[: form.n] = rows.reshape(form.n, 1).view(codes.dtype)
+    if form.kind == "int4_close":  # times 2^24 of subnormal levels, by what factors were multiplied: exponent 30 is 1
+        ends.view(scales.dtype)[: form.n, 1] += (_exponents(scales)[1][:, 0] + 24 - 30) << 7
     return whole
 
 
@@ -146,7 +170,7 @@ def _weights(form: Format, codes: Any) -> Any:
         shape, order = (4, 2, 2, 4, 2), (0, 4, 5, 1, 2, 8, 6, 7, 9, 3)
     apart = codes.reshape(rows // 64, 4, 8, 2, columns // STEP, *shape)
     v = _permuted(apart, order)  # its last axis is the row or the next one, of 4 bits after halves of columns
-    if form.kind in ("int4", "int4_zeros"):
+    if form.kind.startswith("int4"):
         packed = v[..., 0, :] | v[..., 1, :] << 4
     elif form.kind == "int8":
         packed = v ^ 0x80
@@ -220,9 +244,9 @@ def _floats8(dtype: str, x: Any, y: Any) -> tuple[Any, Any]:
 def _floats4(dtype: str, a: Any, b: Any, c: Any, d: Any) -> tuple[Any, Any]:
     """Return the low and the high byte of half words of four float4: see `Levels.fraction` in levels.cuh."""
     if dtype == "bf16":
-        # a at 15 and 8 to 6, b at 12 and 5 to 3, c at 9 and 2 to 0, d at 14, 13, 11 and 10
-        low = (a & 3) << 6 | (b & 7) << 3 | c & 7
-        high = a >> 3 << 7 | a >> 2 & 1 | b >> 3 << 4 | c >> 3 << 1 | d >> 3 << 6 | (d >> 2 & 1) << 5 | (d & 3) << 2
+        # a at 15 and 8 to 6, b at 9 and 2 to 0, d at 11, 4, 3 and 10, c at 14 to 12 and, its sign, 5 of the other half
+        low = (a & 3) << 6 | (c >> 3)[..., [1, 0]] << 5 | (d >> 1 & 3) << 3 | b & 7
+        high = a >> 3 << 7 | (c & 7) << 4 | d >> 3 << 3 | (d & 1) << 2 | b >> 3 << 1 | a >> 2 & 1
         return low, high
     # a at 15 and 11 to 9, b at 8 and 4 to 2, c at 0 and 14 to 12, d at 1 and 7 to 5
     low = (b & 7) << 2 | c >> 3 | d >> 3 << 1 | (d & 7) << 5
@@ -231,6 +255,9 @@ def _floats4(dtype: str, a: Any, b: Any, c: Any, d: Any) -> tuple[Any, Any]:
 
 def _shifted(form: Format, scales: Any) -> Any:
     """Return the bits of factors with their power of two. Raises ArgumentError where it does not fit."""
+    if form.kind == "int4_close":
+        exponents, top = _exponents(scales)
+        return scales + _cast(exponents > 0, scales.dtype) * ((30 - top) << 10)
     shift = _SHIFTS.get(form.kind, 0) if form.dtype == "bf16" else 0
     if not shift:
         return scales

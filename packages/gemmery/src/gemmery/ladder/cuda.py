@@ -52,13 +52,15 @@ def _geometry(name: str, problem: Problem, config: Config) -> Geometry:
 
     Raises RefusedError for a variant that would hang or does not fit.
     """
-    tokens, warpgroups, blocks, ways, stages, resident = (
-        config[key] for key in ("tokens", "warpgroups", "blocks", "ways", "stages", "resident")
+    tokens, warpgroups, blocks, ways, stages, resident, turns = (
+        config[key] for key in ("tokens", "warpgroups", "blocks", "ways", "stages", "resident", "turns")
     )
     form, lines = format_of(problem), warpgroups // max(ways, 1)
     parts, threads = lines * blocks, 128 * (warpgroups + 1)
     if warpgroups % ways or parts not in (1, 2, 4):
         raise RefusedError(f"{warpgroups} warpgroups, {ways} for {blocks} x 64 rows: a block has 64, 128 or 256 rows")
+    if turns > 1 and ways > 1:
+        raise RefusedError(f"turns={turns}, ways={ways}: parts of k have a consumer each, or one has all; take turns=1")
     if stages < 2 * ways or stages % ways:
         raise RefusedError(
             f"stages={stages}, ways={ways}: a consumer hands a stage back when it has the next one, and would wait for "
@@ -86,10 +88,9 @@ def _geometry(name: str, problem: Problem, config: Config) -> Geometry:
     parted = splits > 1 or cut > 0 or (problem.groups > 0 and not splits)
     deep = problem.k % 64 == 0
     early = not config["late"]
-    levels = template(
-        "Levels", element(problem), form.kind.removesuffix("_zeros").upper(), form.columns, form.kind == "int4_zeros"
-    )
-    shape = tokens, warpgroups, blocks, ways, stages, resident, deep, early, stays, problem.groups > 0
+    kind, _, special = form.kind.partition("_")
+    levels = template("Levels", element(problem), kind.upper(), form.columns, special == "zeros", special == "close")
+    shape = tokens, warpgroups, blocks, ways, stages, resident, deep, early, stays, problem.groups > 0, turns
     return Geometry(
         f"{name}.cu",
         instance(name, problem, template("QuantizedTiles", element(problem), levels, *shape)),
@@ -189,6 +190,7 @@ GEMM_QUANTIZED = (
             "splits": (0, 1, 2, 4, 8),
             "runs": (0, 132, 264),
             "late": (0, 1),
+            "turns": (0, 1, 2, 4),
         },
         lesson=(
             "With rows of W as the M side and tokens as the N side, a product of 8 tokens takes a sixteenth of the "

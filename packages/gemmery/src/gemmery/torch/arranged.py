@@ -144,20 +144,18 @@ def _entry(x: Any, matrix: Any, make: Callable[..., tuple[Format, Any] | None]) 
 
 def _arranged_experts(matrix: Any, dtype: torch.dtype) -> tuple[Format, Any] | None:
     """Return the format of matrices, and the arranged bytes of each, (groups, bytes)."""
-    forms, each = [], []
-    for i in range(len(matrix)):
-        entry = _arranged(matrix[i], dtype)
-        if entry is None:
-            return None
-        forms.append(entry[0])
-        each.append(entry[1])
-    return (forms[0], torch.stack(each)) if len(set(forms)) == 1 else None
+    for close in (True, False):  # only some may have factors that are close
+        entries = [_arranged(matrix[i], dtype, close) for i in range(len(matrix))]
+        known = [entry for entry in entries if entry is not None]
+        if len(known) == len(entries) and len({form for form, _ in known}) == 1:
+            return known[0][0], torch.stack([each for _, each in known])
+    return None
 
 
 _KINDS = {"int8": "int8", "int4": "int4", "float8_e4m3": "e4m3", "mxfp4": "e2m1", "nvfp4": "e2m1"}
 
 
-def _arranged(matrix: Any, dtype: torch.dtype) -> tuple[Format, Any] | None:
+def _arranged(matrix: Any, dtype: torch.dtype, close: bool = True) -> tuple[Format, Any] | None:
     """Return the format and the arranged bytes of a matrix for x of a type; None where the kernel cannot hold it."""
     packed, scales, kind, rows = matrix.packed, matrix.scales, _KINDS[matrix.format], None
     if packed.ndim != 2 or not packed.numel():
@@ -188,6 +186,7 @@ def _arranged(matrix: Any, dtype: torch.dtype) -> tuple[Format, Any] | None:
     form = Format(n, k, kind, group, TYPES[dtype])
     if form.refusal():
         return None
+    form = weights.close(form, scales) if close else form
     with suppress(ArgumentError):
         return form, arrange(form, codes, scales, zeros, rows)
     return None
@@ -229,6 +228,7 @@ def _hold(packed: Any, scales: Any, state: tuple[int, ...]) -> tuple[Any, tuple[
         codes = packed if bits == 8 else torch.stack((packed & 15, packed >> 4), -1).reshape(n, k)
         with suppress(ArgumentError):  # factors that the kernel cannot hold
             codes, factors = codes.view(torch.uint8), scales.detach().contiguous().view(torch.int16)
+            form = weights.close(form, factors)
             arranged = _outside(lambda: arrange(form, codes, factors))
     key = id(packed)
     _copies[key] = ref(packed, lambda _: _copies.pop(key, None)), state, form, arranged

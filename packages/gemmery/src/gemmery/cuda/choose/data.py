@@ -313,7 +313,7 @@ class QuantizedTile(NamedTuple):
 # Six warpgroups in three ways, clusters, and two blocks of 64 rows of a warpgroup, gained nothing
 # (docs/findings/quantized_products.md).
 QUANTIZED = (
-    *(QuantizedTile(tokens, 4, 1, 4, 24, 1) for tokens in (8, 16, 24, 32)),
+    *(QuantizedTile(tokens, 4, 1, 4, 24, 1) for tokens in (8, 16, 24, 32, 64)),
     *(QuantizedTile(tokens, 4, 1, 2, 8, 1) for tokens in (8, 16, 24, 32, 48, 64)),
     *(QuantizedTile(tokens, 4, 1, 1, 8, 1) for tokens in (8, 16, 24, 32, 48, 64)),
     *(QuantizedTile(tokens, 2, 1, 2, 8, 2) for tokens in (8, 16, 24, 32)),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import product
+from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
 
 _CUT = 8  # steps that take as long as to add up the parts of a tile
 _STEP, _PART, _LINE = 128, 64, 144  # of k, rows of a chunk, bytes of a token's results of a chunk in shared memory
+_BRIEF = 40  # steps
+_ALONE = 152  # most tokens whose sums a consumer can hold twice
+_MANY = (1, 16, 32, 64, 128, 256, 512)  # tokens
 _WHOLE, _BLOCK = 233_472, 1024  # bytes of shared memory of a multiprocessor, and what each block takes beside its own
 
 
@@ -28,15 +33,16 @@ def variant_of(problem: Problem, form: Format, device: Device, part: Config = Ma
     >>> variant["tokens"], variant["ways"], variant["splits"]
     (64, 2, 2)
     """
-    rows, invariant = problem.m, problem.invariant
+    rows = problem.m
     if problem.groups:  # as one W of all groups' rows; most of these have fewer tokens than two deviations more
         mean = -(-problem.m // problem.groups)
         rows, form = min(problem.m, mean + int(2 * mean**0.5)), form._replace(n=form.n * problem.groups)
     tight = problem.groups > 0 or problem.epilogue.endswith(("gelu", "silu"))
-    choice = dict(_best(rows, form, device, invariant, tight, tuple(part.items())))
+    order = _order(form, device) if problem.invariant else ()
+    choice = dict(_best(rows, form, device, order, tight, tuple(part.items()))[1])
     if problem.groups:
         choice |= {"splits": 1, "runs": 0}  # the device decides
-        if choice["resident"] == 2 and not invariant:
+        if choice["resident"] == 2 and not order:
             choice["ways"] = 1  # a block has many tiles: twice the rows for each end of one
     while problem.groups and choice["stages"] > 2 * choice["ways"]:  # room for where groups end
         tile = QuantizedTile(*(choice[name] for name in QuantizedTile._fields))
@@ -48,18 +54,20 @@ def variant_of(problem: Problem, form: Format, device: Device, part: Config = Ma
 
 @lru_cache(maxsize=4096)
 def _best(
-    m: int, form: Format, device: Device, invariant: bool, tight: bool, part: tuple[tuple[str, int], ...]
-) -> tuple[tuple[str, int], ...]:
-    """Return the values; `tight`: the kernel needs more registers than others."""
+    m: int, form: Format, device: Device, order: tuple[int, ...], tight: bool, part: tuple[tuple[str, int], ...]
+) -> tuple[float, tuple[tuple[str, int], ...]]:
+    """Return the cycles and the values; `tight`: the kernel needs more registers than others."""
     tiles = [tile for tile in QUANTIZED if all(getattr(tile, key, value) == value for key, value in part)] or QUANTIZED
     pairs = [(tile, splits) for tile in tiles if not (tight and _spills(tile)) for splits in (0, 1, 2, 4, 8)]
-    pairs = [(tile, splits) for tile, splits in pairs if suits(m, form, tile, splits, device, invariant)]
-    costs = quantized_costs(device)
-    tile, splits = min(pairs or [(tiles[0], 1)], key=lambda pair: cycles(m, form, pair[0], pair[1], device, costs))
+    pairs = [(tile, splits) for tile, splits in pairs if suits(m, form, tile, splits, device, order)]
+    costs, ways, parts = quantized_costs(device), *(order or (1, 1))
+    each = [(cycles(m, form, *pair, device, costs), pair) for pair in pairs or [(tiles[0], parts)]]
+    least, (tile, splits) = min(each, key=lambda pair: pair[0])
     names = dict(zip(QuantizedTile._fields, tile, strict=True))
     names |= {"stages": stages(form, tile, not splits), "splits": splits or 1}
     names["runs"] = 0 if splits else device.sms * tile.resident
-    return tuple(names.items())
+    names["turns"] = ways if tile.ways == 1 else 1
+    return least if pairs else inf, tuple(names.items())
 
 
 def expands(m: int, form: Format, device: Device) -> bool:
@@ -108,21 +116,28 @@ def tiles_cut(tiles: int, steps: int, blocks: int) -> int:
     return rest + blocks if tiles > blocks and 0 < 3 * rest < blocks else rest
 
 
-def suits(m: int, form: Format, tile: QuantizedTile, splits: int, device: Device, invariant: bool) -> bool:
+def suits(m: int, form: Format, tile: QuantizedTile, splits: int, device: Device, order: tuple[int, ...] = ()) -> bool:
     """Return True for variants that the model compares for a product.
 
-    With `invariant` they add in one order whatever m is: n and k say how many consumers take turns, and how many blocks
-    share the k of a tile.
+    With an `order` they add in one whatever m is: it says how many parts of k are summed alone, by a consumer each or
+    by one after the other, and in how many blocks.
     """
     spills = _spills(tile) or (tile.resident == 2 and tile.tokens == 16)  # the latter with zero points and NVFP4
     if not stages(form, tile, not splits) or (splits == 0 and spills):
         return False
     tiles, steps = _tiles(m, form, tile), form.places[1]
-    if invariant:
-        ways, fixed = _fixed(form, device)
-        return tile.ways == ways and (splits == fixed or (splits == 0 and fixed == 1 and tiles > device.sms))
     if tile.tokens < min(m, 32 if m <= 64 else 48) or (tile.tokens >= 2 * m and tile.tokens > 8):
         return False
+    # 64 tokens for 64 rows of W bring 16 KB of x for each 4 KB: 10 % slower with 72 steps or parts of k; with 13 steps
+    # 960 x 1664 by 107 tokens takes 4.8 us, not 6.3.
+    if (tile.ways, tile.tokens) == (4, 64) and (splits != 1 or steps > _BRIEF):
+        return False
+    if order:
+        ways, parts = order
+        alone = tile.ways == 1 and tile.warpgroups == 2 and tile.tokens <= _ALONE
+        if not (tile.ways == ways or alone) or 2 * ways * parts > max(steps, 2 * ways):
+            return False
+        return splits == parts or (splits == 0 and parts == 1 and tiles > device.sms)
     if splits == 0:
         return tiles > device.sms
     if splits > 1 and tile.ways == 4 and 4 * tiles > device.sms:
@@ -134,15 +149,22 @@ def suits(m: int, form: Format, tile: QuantizedTile, splits: int, device: Device
 
 def _spills(tile: QuantizedTile) -> bool:
     """Return True for a tile whose kernel spills where it needs more registers, as of blocks with many tiles."""
-    return tile.tokens == 256 or (tile.resident == 2 and tile.tokens == 32)
+    return tile.tokens == 256 or (tile.resident, tile.tokens) == (2, 32) or (tile.ways, tile.tokens) == (4, 64)
 
 
-def _fixed(form: Format, device: Device) -> tuple[int, int]:
-    """Return the consumers that take turns and the blocks that share the k of a tile, whatever the tokens are."""
-    tiles, steps = -(-form.n // 128), form.places[1]
-    if tiles >= 1.6 * device.sms:  # of 256 rows there are enough for all multiprocessors
-        return 1, 1
-    return 2, max(s for s in (1, 2, 4, 8) if s == 1 or (tiles * s <= device.sms and s * 4 <= steps))
+@lru_cache(maxsize=1024)
+def _order(form: Format, device: Device) -> tuple[int, int]:
+    """Return the parts of k that consumers sum and the blocks that share a tile, whatever the tokens are.
+
+    Of all, those that cost least beside a free choice, on average over numbers of tokens.
+    """
+
+    def loss(order: tuple[int, int]) -> float:
+        return sum(
+            _best(m, form, device, order, False, ())[0] / _best(m, form, device, (), False, ())[0] for m in _MANY
+        )
+
+    return min(product((1, 2, 4), (1, 2, 4, 8)), key=loss)
 
 
 def _tiles(m: int, form: Format, tile: QuantizedTile) -> int:
@@ -166,7 +188,7 @@ def cycles(m: int, form: Format, tile: QuantizedTile, splits: int, device: Devic
     own = rounds * steps / splits if splits else rounds * steps + cut * steps / slots
     depth, store = stages(form, tile, not splits), parts * _PART * tile.tokens * 2 / costs.store
     first = min(depth, own)
-    hard = form.kind != "int4" or form.dtype == "f16" or form.group in (16, 32)
+    hard = (form.kind, form.dtype) not in (("int4", "bf16"), ("int4_close", "f16")) or form.group in (16, 32)
     pending = costs.pending[form.kind in ("int8", "e4m3")] if tile.ways == 1 else 0
     step = max(
         w_bytes * at_once / costs.memory * (costs.anew if cut else 1 / across),

@@ -4,7 +4,8 @@
 // neighbors in C. A thread's 16 bytes are next to its neighbor's.
 // Idea: no integer becomes a number by a conversion. A bf16 whose 8 high bits are 0 is its 8 low bits times 2^-133,
 // whether it is subnormal or not; an f16 with 0x64 above 8 bits is 1024 more than they count. One logical instruction
-// leaves a level where it lies, for both halves of a register, and one multiply-add takes the offset off.
+// leaves a level where it lies, for both halves of a register, and one multiply-add takes the offset off. An f16 has
+// that in its subnormals, times 2^-24, if the CLOSE factors of a row are from 2^10 to 2^16 of its own.
 #pragma once
 #include "types.cuh"
 
@@ -23,9 +24,10 @@ template <class T> constexpr unsigned power(int e) {
 constexpr unsigned MINUS_ZERO = both(0x8000);
 
 // GROUP of k have a factor, 0: a row has, which the finished sum is multiplied by; ZEROS: and a zero point.
-template <class T, Kind KIND_, int GROUP_, bool ZEROS_> struct Levels {
+template <class T, Kind KIND_, int GROUP_, bool ZEROS_, bool CLOSE> struct Levels {
   static constexpr Kind KIND = KIND_;
   static constexpr bool ZEROS = ZEROS_, BF16 = SameAs<T, bf16>::value;
+  static constexpr bool ONCE = CLOSE || (BF16 && !ZEROS);  // 8 times a factor is exact
   static constexpr int GROUP = GROUP_, BITS = KIND == INT4 || KIND == E2M1 ? 4 : 8, COUNT = GROUP ? 128 / GROUP : 0;
   static constexpr int BYTES = 1024 * BITS, CHUNK = BYTES + COUNT * (ZEROS ? 192 : 128);
   static constexpr int UNITS = BYTES / 2048;  // of 16 bytes, a thread's
@@ -69,13 +71,13 @@ template <class T, Kind KIND_, int GROUP_, bool ZEROS_> struct Levels {
       for (int j = 0; j < 4; ++j) {
         if (j % PRODUCTS == 0) {
           const int i = COUNT > 1 ? (4 * half + j) * 16 / (GROUP ? GROUP : 1) : 0;
-          if constexpr (GROUP > 0) scale = __byte_perm(scales[i], 0, row ? 0x3232 : 0x1010);
+          if constexpr (GROUP > 0) scale = ptx::twice(scales[i], row);
           if constexpr (KIND == INT4) points(low, high, scale, i, row);
           if constexpr (KIND == INT8 && BF16 && GROUP > 0) low = fma2<T>(scale, both(0x8080), MINUS_ZERO);
         }
         if constexpr (KIND == INT4) {
           const unsigned x = row ? words[half][j] >> 8 : words[half][j];
-          if constexpr (BF16 && !ZEROS) {  // (8 + q) s - 8 s, rounded once, since 8 s is exact
+          if constexpr (ONCE) {  // (8 + q) s - 8 s, rounded once
             a[j][row] = fma2<T>(x & 0x000f000f, scale, low);
             a[j][row + 2] = fma2<T>(x & 0x00f000f0, high, low);
           } else {
@@ -100,7 +102,7 @@ template <class T, Kind KIND_, int GROUP_, bool ZEROS_> struct Levels {
  private:
   // What takes the zero point, 8 without one, off the low four bits of a byte and off the high ones.
   __device__ __forceinline__ void points(unsigned& low, unsigned& high, unsigned scale, int i, int row) const {
-    if constexpr (BF16 && !ZEROS) {
+    if constexpr (ONCE) {
       low = fma2<T>(scale, both(0x8008), MINUS_ZERO);
       high = fma2<T>(scale, power<T>(-4), MINUS_ZERO);  // and the factor of 16 times a level
     } else {
@@ -137,8 +139,8 @@ template <class T, Kind KIND_, int GROUP_, bool ZEROS_> struct Levels {
   // that.
   static __device__ __forceinline__ unsigned fraction(unsigned x, int i) {
     if constexpr (BF16) {
-      if (i < 3) return x << 3 * i & both(0x81c0);
-      return (x << 1 & both(0x8000)) | (x >> 4 & both(0x00c0)) | (x >> 5 & both(0x0100));
+      if (i == 3) return (x << 4 & both(0x8180)) | (x >> 4 & both(0x0040));
+      return (i == 0 ? x : i == 1 ? x << 6 : __funnelshift_r(x, x, 6)) & both(0x81c0);
     } else {
       unsigned bits = x << 7 * i & both(0x8e00);
       if (i == 2) bits = (x >> 3 & both(0x0e00)) | (x << 15 & both(0x8000));

@@ -347,6 +347,14 @@ __device__ __forceinline__ unsigned fma_rn_bf16x2(unsigned x, unsigned y, unsign
   return sums;
 }
 
+// Both halves the low half of x, or the high one: products may take it without an instruction.
+__device__ __forceinline__ unsigned twice(unsigned x, bool high) {
+  unsigned pair;
+  if (high) asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h}; }" : "=r"(pair) : "r"(x));
+  else asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l}; }" : "=r"(pair) : "r"(x));
+  return pair;
+}
+
 // 16 bytes at an aligned address, by one store: of a struct's words the compiler makes four.
 __device__ __forceinline__ void st_global_v4(void* to, unsigned x, unsigned y, unsigned z, unsigned w) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");

@@ -1,7 +1,7 @@
 // Idea: weights stay in their 4 or 8 bits until they are in registers. 64 rows of W are the M side of wgmma, its A
 // operand, which may come from registers; tokens are the N side, from shared memory, so that few of them cost few
-// cycles. WAYS warpgroups share the same rows and take the steps of k in turn: small tiles fill all multiprocessors,
-// and sums are exchanged once, at the end. One thread loads W as one piece of adjacent bytes a step.
+// cycles. WAYS warpgroups share the same rows and have a part of k each: small tiles fill all multiprocessors, and sums
+// are exchanged once, at the end. One thread loads W as one piece of adjacent bytes a step.
 // Parent: wgmma_specialized, whose operands have 16 bits in shared memory; gemv_quantized, whose mma.sync has at most
 // 64 rows of x and unpacks W in every warp that multiplies it.
 // Measured on an H200: docs/findings/quantized_products.md.
@@ -15,14 +15,15 @@
 // WARPGROUPS of BLOCKS x 64 rows of W each, of which WAYS share rows, and one more for the producer. RESIDENT blocks on
 // a multiprocessor. DEEP: one copy loads 128 of k of the tokens; not so where k is no multiple of 64. EARLY: the launch
 // before may not have ended when this one begins, and W is asked for before it has; not so where it is of a GROUP, one
-// of several W, that ends where the launch before may say. STAYS: a block may have many tiles.
+// of several W, that ends where the launch before may say. STAYS: a block may have many tiles. TURNS: parts of k whose
+// sums one consumer adds up as those of so many ways, so that bits are the same.
 template <class T, class Of, int N, int COUNT, int EACH, int SHARING, int DEPTH, int AT_A_TIME, bool IS_DEEP,
-          bool IS_EARLY, bool IS_STAYING, bool HAS_GROUPS>
+          bool IS_EARLY, bool IS_STAYING, bool HAS_GROUPS, int ALONE>
 struct QuantizedTiles {
   using L = Of;
   static constexpr bool GROUPED = HAS_GROUPS, STAYS = IS_STAYING;
   static constexpr int TOKENS = N, WARPGROUPS = COUNT, BLOCKS = EACH, WAYS = SHARING, STAGES = DEPTH;
-  static constexpr int RESIDENT = AT_A_TIME, STEP = 128;
+  static constexpr int RESIDENT = AT_A_TIME, STEP = 128, TURNS = ALONE;
   static constexpr bool DEEP = IS_DEEP, EARLY = IS_EARLY;
   static constexpr int CONSUMERS = WARPGROUPS * 128, THREADS = CONSUMERS + 128;
   // Of what the block was launched with: a setmaxnreg that asks for more than the others gave back waits for ever.
@@ -41,6 +42,7 @@ struct QuantizedTiles {
   static constexpr int AT_ONCE = QUADS > 4 ? 1 : QUADS > 2 ? 2 : 4;  // parts of a tile that are read together
   static constexpr int TABLE = BEHIND + (16 * STAGES + 4 * LINES + 7) / 8 * 8;  // of groups
   static_assert(BAND % PARTS == 0 && WARPGROUPS % WAYS == 0, "what a block needs of a step is one piece");
+  static_assert(TURNS == 1 || WAYS == 1, "parts have a consumer each, or one has all");
   static_assert(STAGES % WAYS == 0 && STAGES >= 2 * WAYS, "a consumer else waits for a stage that it holds");
 };
 
@@ -53,6 +55,26 @@ template <class Tiles, class P> __device__ __forceinline__ long long whole_bytes
   return chunk_bytes<Tiles>(p) + (p.n + 64 * Tiles::BAND - 1) / (64 * Tiles::BAND) * (256LL * Tiles::BAND);
 }
 
+// Where the i-th of so many parts of a count begins.
+template <int PARTS> __device__ __forceinline__ int part_of(int count, int i) {
+  return i * (count / PARTS) + min(i, count % PARTS);
+}
+
+// The steps of a tile in the order in which its consumers take them: the first of each part, the second of each.
+template <int PARTS> struct Walk {
+  int step, part, each, longer, count, left;
+
+  __device__ __forceinline__ void set(int begin, int stop) {
+    step = begin, part = 0, left = count = stop - begin;
+    each = count / PARTS, longer = count % PARTS;
+  }
+  __device__ __forceinline__ bool next() {  // false after the last one
+    step += each + (part < longer);
+    if (++part == PARTS) part = 0, step -= count - 1;
+    return --left > 0;
+  }
+};
+
 template <class Tiles> using ShareOf = typename Select<Tiles::GROUPED, Experts<Tiles>, Share<Tiles>>::type;
 
 // What one thread does: bring steps of W and of the tokens, each as soon as a stage is empty.
@@ -60,16 +82,17 @@ template <class Tiles> struct QuantizedProducer {
   const ShareOf<Tiles>& share;
   const char* w;
   const long long each;  // bytes of a group's
-  const char* from;  // of W: the next piece
+  const char* from;  // of W: the first piece of the tile
   unsigned ring, full;
-  int w_tile, w_step, x_step, x_tile, token;
+  int w_tile, x_tile, token;
+  Walk<Tiles::WAYS> of_w, of_x;
 
   template <class P>
   __device__ __forceinline__ QuantizedProducer(const P& p, const ShareOf<Tiles>& share, unsigned ring, unsigned full)
       : share(share), w(reinterpret_cast<const char*>(p.product.b)),
         each(Tiles::GROUPED ? whole_bytes<Tiles>(p.product) : 0), ring(ring), full(full) {
     w_tile = x_tile = share.first;
-    w_step = x_step = share.from;
+    of_x.set(share.begin(x_tile), share.stop(x_tile));
     token = share.at(x_tile).token;
     enter();
   }
@@ -77,30 +100,31 @@ template <class Tiles> struct QuantizedProducer {
     const SharedSpot spot = share.at(w_tile);
     long long band = spot.part / Tiles::BAND;
     from = w + spot.group * each;
-    from += ((band * share.steps + w_step) * Tiles::BAND + spot.part % Tiles::BAND) * Tiles::L::CHUNK;
+    from += (band * share.steps * Tiles::BAND + spot.part % Tiles::BAND) * Tiles::L::CHUNK;
+    of_w.set(share.begin(w_tile), share.stop(w_tile));
   }
   __device__ __forceinline__ void bring_w(int stage) {
     ptx::mbarrier_arrive_expect_tx(full + 8 * stage, Tiles::X_BYTES + Tiles::W_BYTES);
-    ptx::cp_async_bulk_load(ring + Tiles::STAGES * Tiles::X_BYTES + stage * Tiles::W_BYTES, from, Tiles::W_BYTES,
+    const char* piece = from + of_w.step * (long long)(Tiles::BAND * Tiles::L::CHUNK);
+    ptx::cp_async_bulk_load(ring + Tiles::STAGES * Tiles::X_BYTES + stage * Tiles::W_BYTES, piece, Tiles::W_BYTES,
                             full + 8 * stage);
-    from += Tiles::BAND * Tiles::L::CHUNK;
-    if (++w_step == share.stop(w_tile)) {
-      w_step = 0;
+    if (!of_w.next()) {
       ++w_tile;
       enter();
     }
   }
   template <class P> __device__ __forceinline__ void bring_x(const P& p, int stage) {
-    unsigned to = ring + stage * Tiles::X_BYTES, barrier = full + 8 * stage;
+    const unsigned to = ring + stage * Tiles::X_BYTES, barrier = full + 8 * stage;
+    const int x_step = of_x.step;
     if constexpr (Tiles::DEEP) {
       ptx::cp_async_bulk_tensor_load(to, &p.a, 0, token, 2 * x_step, barrier);
     } else {
       ptx::cp_async_bulk_tensor_load(to, &p.a, x_step * Tiles::STEP, token, 0, barrier);
       ptx::cp_async_bulk_tensor_load(to + Tiles::X_BYTES / 2, &p.a, x_step * Tiles::STEP + 64, token, 0, barrier);
     }
-    if (++x_step == share.stop(x_tile)) {
-      x_step = 0;
+    if (!of_x.next()) {
       token = share.at(++x_tile).token;
+      of_x.set(share.begin(x_tile), share.stop(x_tile));
     }
   }
 };
@@ -288,29 +312,42 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
     if (!Tiles::GROUPED) fetch_factors();  // now, since they come from memory, where there are registers for them
 #pragma unroll
     for (int i = 0; i < SUMS; ++i) sums[i / (TOKENS / 2)][i % (TOKENS / 2)] = 0;
+    float total[Tiles::TURNS > 1 ? SUMS : 1] = {};
     if (next < stop) {
       int before = -1;
       fetch();
 #pragma unroll 1
-      for (; next < stop; next += WAYS) {
-        const unsigned x = first_x + stage * (Tiles::X_BYTES >> 4);
+      for (int part = 1; part <= Tiles::TURNS; ++part) {
+        const int end = Tiles::TURNS == 1 ? stop : begin + part_of<Tiles::TURNS>(stop - begin, part);
+#pragma unroll 1
+        for (; next < end; next += WAYS) {
+          const unsigned x = first_x + stage * (Tiles::X_BYTES >> 4);
 #pragma unroll
-        for (int piece = 0; piece < 2 * BLOCKS; ++piece) {
-          const int block = piece % BLOCKS, half = piece / BLOCKS;
-          ptx::wgmma_wait_group<1>();  // those that read these operands have ended, and soon all of the step before
-          if (piece == 1 && before >= 0) release(before);
-          levels[block].unpack(a[piece % 2], half);
-          ptx::wgmma_fence();
+          for (int piece = 0; piece < 2 * BLOCKS; ++piece) {
+            const int block = piece % BLOCKS, half = piece / BLOCKS;
+            ptx::wgmma_wait_group<1>();  // those that read these operands have ended, and soon all of the step before
+            if (piece == 1 && before >= 0) release(before);
+            levels[block].unpack(a[piece % 2], half);
+            ptx::wgmma_fence();
 #pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            const unsigned at = x + half * (Tiles::X_BYTES >> 5) + j * NEXT_K<true>;
-            ptx::wgmma_mma_async<RegisterTypes<T, true>>(sums[block], a[piece % 2][j], whole_descriptor(at), 1);
+            for (int j = 0; j < 4; ++j) {
+              const unsigned at = x + half * (Tiles::X_BYTES >> 5) + j * NEXT_K<true>;
+              ptx::wgmma_mma_async<RegisterTypes<T, true>>(sums[block], a[piece % 2][j], whole_descriptor(at), 1);
+            }
+            ptx::wgmma_commit_group();
           }
-          ptx::wgmma_commit_group();
+          before = stage;
+          if ((stage += WAYS) >= STAGES) stage -= STAGES, parity ^= 1;
+          if (next + WAYS < stop) fetch();
         }
-        before = stage;
-        if ((stage += WAYS) >= STAGES) stage -= STAGES, parity ^= 1;
-        if (next + WAYS < stop) fetch();
+        if constexpr (Tiles::TURNS > 1) {
+          ptx::wgmma_wait_group<0>();
+#pragma unroll
+          for (int i = 0; i < SUMS; ++i) {
+            total[i] += sums[i / (TOKENS / 2)][i % (TOKENS / 2)];
+            sums[i / (TOKENS / 2)][i % (TOKENS / 2)] = part < Tiles::TURNS ? 0 : total[i];
+          }
+        }
       }
       ptx::wgmma_wait_group<0>();
       release(before);

@@ -8,10 +8,12 @@ import pytest
 
 import gemmery as gm
 from gemmery.cuda import nvrtc
-from gemmery.cuda.pipes import pipes_of
+from gemmery.cuda.pipes import clocks_of, pipes_of
 from gemmery.errors import DeviceError, EmulationError
+from gemmery_emulator.kernels.prediction import LaunchShape, predict_launch
+from gemmery_emulator.pace import Paced
 from gemmery_emulator.pace.clocks import Arrives, Awaits, BulkCopies, PathRates, StepRuns, WarpClocks
-from gemmery_emulator.pace.demand import WarpDemand
+from gemmery_emulator.pace.demand import KINDS, PLACE, WarpDemand
 from gemmery_emulator.pace.profile import TURN, held_back, part_of, parted
 from gemmery_emulator.pace.register_banks import FFMA, bank_conflicts, code_of
 
@@ -197,6 +199,67 @@ def test_what_is_brought_to_l2_before_the_launch_ahead_ends_is_waited_for_less()
     latencies = pipes_of("h200")[1].latencies
     shorter = (later.terms["waits"] - ahead.terms["waits"]) * 1.98e9
     assert abs(shorter - (latencies.memory - latencies.l2)) <= 60  # clocks of the prefetch itself
+
+
+CLUSTER = """__global__ void __cluster_dims__(2) f(unsigned* x, int n) {
+  __shared__ alignas(8) unsigned long long bar;
+  __shared__ unsigned s[128];
+  unsigned rank, there, at = threadIdx.x, own = __cvta_generic_to_shared(&bar), to = __cvta_generic_to_shared(s + at);
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(own), "r"(rank ^ OTHER));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(to), "r"(rank ^ 1));
+  if (at == 0) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(own) : "memory");
+  asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");
+  for (int i = 0; i < n; ++i) asm volatile("st.shared::cluster.u32 [%0], %1;" :: "r"(to), "r"(i) : "memory");
+  if (at == 0) asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" :: "r"(there) : "memory");
+  asm volatile("{ .reg .pred p; again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], 0; "
+               "@!p bra again; }" :: "r"(own) : "memory");
+  asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");
+  x[blockIdx.x * 128 + at] = s[at];
+}"""
+
+
+def of_cluster(other, stores):
+    code = CLUSTER.replace("OTHER", str(other))
+    return gm.emulate(code, "f", 2, 128, [np.zeros(256, np.uint32), stores], check=False)
+
+
+def test_stores_to_another_block_take_the_way_between_multiprocessors():
+    one, last = (of_cluster(1, count).predict("h200").terms["cluster"] for count in (1, 65))
+    _, pipes = pipes_of("h200")
+    assert (last - one) * 1.98e9 == pytest.approx(64 * 128 * 4 / pipes.remote)
+
+
+def test_arrivals_at_another_block_are_seen_later():
+    near, far = (of_cluster(other, 1).timeline("h200").clocks for other in (0, 1))
+    latencies = pipes_of("h200")[1].latencies
+    assert far - near == pytest.approx(latencies.remote - latencies.mbarrier)
+
+
+def test_cards_with_16_lanes_of_loads_take_two_clocks_for_a_warp():
+    of = {card: clocks_of(*pipes_of(card))["access"] for card in ("h200", "a100", "v100", "rtx4090", "a6000", "t4")}
+    assert of == {"h200": 1, "a100": 1, "v100": 1, "rtx4090": 2, "a6000": 2, "t4": 2}
+
+
+def test_a_multiprocessor_stores_no_faster_while_others_are_idle():
+    device, pipes = pipes_of("h200")
+    assert clocks_of(device, pipes, 1)["stored"] == clocks_of(device, pipes)["stored"]
+    assert clocks_of(device, pipes, 1)["l2"] < clocks_of(device, pipes)["l2"]
+
+
+def test_the_clock_falls_less_while_multiprocessors_are_idle():
+    """Blocks that only multiply on tensor cores: on all multiprocessors, and on half of them."""
+    device, pipes = pipes_of("h200")
+    amounts = np.zeros((1, len(KINDS)))
+    amounts[0, PLACE["tensor"]] = 1e9
+    busy = 1e9 * clocks_of(device, pipes)["tensor"]
+    paced = Paced(amounts, np.zeros(1), (busy,), busy, 1, 0.0, 0.0, 0, False)
+    took = [
+        predict_launch(device, pipes, LaunchShape(blocks, 128, 1), [paced]) for blocks in (device.sms, device.sms // 2)
+    ]
+    whole, half = ((each.seconds - each.terms["launch"]) / each.terms["tensor"] - 1 for each in took)
+    assert whole == pytest.approx(pipes.heat * pipes.tensor)
+    assert half == pytest.approx(whole / 2)
 
 
 def test_loads_of_less_than_a_word_take_half_a_pass_more():

@@ -141,7 +141,7 @@ def predict_launch(
     longest = max(terms, key=lambda name: terms[name])
     kinds = amounts.sum(axis=0)
     tensor = (float(kinds[KINDS.index(name)]) * clocks[name] * pipes.tensor for name in TENSOR)  # at their peak
-    cooled = pipes.heat * seconds(sum(tensor))
+    cooled = pipes.heat * seconds(sum(tensor)) * shape.blocks / (each * device.sms)  # idle multiprocessors leave power
     # What longer loops hide better, such as the end of a tile, they hide no more of than the samples do.
     per_block = by_unit[list(UNITS).index(longest)]
     least = min(sample.clocks(rounds) - each * float(per_block @ sample.amounts.sum(axis=0)) / running

@@ -37,6 +37,7 @@ UNITS: Mapping[str, tuple[str, ...]] = {
     "L1 bytes": ("wavefronts", "sectors"),
     "L2": ("l2", "bulk"),
     "L2 stores": ("stored", "atomics"),
+    "cluster": ("remote",),
 }
 _MEMBERS = np.array([[kind in kinds for kind in KINDS] for kinds in UNITS.values()], float)
 Missed = tuple[tuple[int, str], ...]  # accesses, with the cache where they ended
@@ -158,10 +159,10 @@ class Pace(Observer):
                 self._add(event.index, "wavefronts", self._wavefronts(machine, event))
         elif event.space == "local":
             self._spills = True
-        elif event.space != "global":
-            return  # the shared memory of another block
+        elif event.space != "global":  # the shared memory of another block
+            self._add(event.index, "remote", event.width * _threads(machine, event))
         elif event.kind == "bulk":
-            size = (machine.threads if event.mask is None else int(np.count_nonzero(event.mask))) * event.width
+            size = event.width * _threads(machine, event)
             stores = "global.shared" in machine.kernel.instructions[event.index].opcode.spelling
             self._add(event.index, "stored" if stores else "bulk", size)
             self._bulk += 0 if stores else size
@@ -185,8 +186,9 @@ class Pace(Observer):
         distinct = np.unique(sectors)
         if event.kind != "ld" and event.kind != "cp.async":
             count = _distinct(sectors)
-            threads = machine.threads if event.mask is None else int(np.count_nonzero(event.mask))
-            size = max(min(threads * event.width, count * banks.SECTOR), PART_OF_SECTOR * count * banks.SECTOR)
+            size = max(
+                min(_threads(machine, event) * event.width, count * banks.SECTOR), PART_OF_SECTOR * count * banks.SECTOR
+            )
             self._add(index, "stored" if event.kind == "st" else "atomics", size)
             self._written[distinct] = True
             return
@@ -343,6 +345,11 @@ class Pace(Observer):
             spills=self._spills,
             spans=clocks.spans,
         )
+
+
+def _threads(machine: Machine, event: Access) -> int:
+    """The number of threads that access memory."""
+    return machine.threads if event.mask is None else int(np.count_nonzero(event.mask))
 
 
 def _distinct(rows: Indices) -> int:

@@ -16,11 +16,12 @@ from gemmery_emulator.op import Op
 from gemmery_emulator.ptx import Instruction, Opcode, names_of
 
 # Instructions of warps: issued, held by their operands, by pipe; operations of tensor cores, by type, of the smallest
-# shape of f64, and all others of warps; wavefronts of shared memory, lines and sectors of L1; bytes to and from L2.
+# shape of f64, and all others of warps; wavefronts of shared memory, lines and sectors of L1; bytes to and from L2, and
+# to other blocks of a cluster.
 KINDS = (
     "issue", "operands", "operands_f64", "fma", "half", "integer", "multiply", "f64", "special", "convert", "shuffle",
     "access", "barrier", "tensor", "tensor_tf32", "tensor_8", "tensor_f64", "small_f64", "warp_tensor",
-    "wavefronts", "lines", "sectors", "l2", "bulk", "stored", "atomics",
+    "wavefronts", "lines", "sectors", "l2", "bulk", "stored", "atomics", "remote",
 )  # fmt: skip
 PLACE = {kind: place for place, kind in enumerate(KINDS)}
 

@@ -91,7 +91,8 @@ class WarpStreams:
                 self._later.append((warp, Awaits(key, "waits at an mbarrier", event.index)))
             return
         for warp, place in zip(warps, places, strict=True):
-            self._later.append((warp, Arrives(("phase", *place, self._phases[place]), self._latencies["mbarrier"])))
+            after = self._latencies["mbarrier" if place[0] == warp // self._each else "remote"]
+            self._later.append((warp, Arrives(("phase", *place, self._phases[place]), after)))
 
     def copied(self, event: CopyEvent) -> None:
         """Threads start bulk copies, each to one block or to several of its cluster."""

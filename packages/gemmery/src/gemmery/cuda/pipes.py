@@ -27,6 +27,7 @@ class Latencies:
     tensor: float = 33
     barrier: float = 20
     mbarrier: float = 30  # from an arrival until a warp that waits goes on
+    remote: float = 180  # the same, of a warp of another block of its cluster
     cluster: float = 200
     begin: float = 160  # from the end of a block until the next one's first instruction
     bulk: float = 450  # of a bulk copy from L2, until its bytes arrive
@@ -55,12 +56,14 @@ class Pipes:
     l2_in_step: float = inf  # the same, while all blocks of a launch run at once and ask for the same bytes together
     bulk_all: float = inf  # the same, of bulk copies, where that is less
     stores_all: float = inf  # the same, of stores of whole sectors to L2
+    remote: float = 16  # bytes per clock to other blocks of a cluster
     special: int = 16
     convert: int = 16
+    accesses: int = 32  # loads and stores, to all memories
     warp_tensor: float = 1.0  # share of the tensor cores' peak that mma.sync reaches
     small_f64: float = 1.0  # share of the peak in f64 that products of 8 x 8 x 4 reach
     tensor: float = 1.0  # share that any instruction reaches at the power that the card may take
-    heat: float = 0.0  # by which the clock falls, as a share, while tensor cores run at their peak
+    heat: float = 0.0  # by which the clock falls, as a share, while all tensor cores run at their peak
 
 
 BARRIER = 16  # threads a clock; CUDA Programming Guide, "Synchronization Instruction"
@@ -72,7 +75,10 @@ BARRIER = 16  # threads a clock; CUDA Programming Guide, "Synchronization Instru
 # is between 4,350 with up to 12 readers and 8,400 in step, as neighbors share; `stores_all` between 1,300 for stores
 # that sweep memory and 1,780 for those that stay (simt_linear). There peak_mma.cu and
 # peak_wgmma.cu measure the shares of tensor cores, a loop of m8n8k4 `small_f64`; `heat` is from the clocks recorded
-# with the ladder in bf16.
+# with the ladder in bf16. Few multiprocessors store no faster each: at 53 bytes a clock, the 32 blocks of
+# wgmma_specialized at n = 1024 would take 0.90 of their recorded time. `remote`, of clusters of two: Luo et al., 3.3
+# TB/s of 114 multiprocessors. `accesses`: load/store units in NVIDIA's white papers of Turing, GA102 and Ada, and 32 in
+# those of GV100, GA100 and GH100; those of sm_120 are taken as sm_89's.
 # Of sm_75: Jia et al., "Dissecting the NVidia Turing T4 GPU via Microbenchmarking", 2019 (arXiv 1903.07486), of sm_70
 # the same authors' table of Volta (arXiv 1804.06826). No such table of sm_86 is known: its multiprocessor is that of
 # sm_89, and its L2 and memory are taken as those of sm_80. Of sm_120 the lanes and latencies are taken as those of
@@ -97,10 +103,10 @@ _HOPPER: dict[str, Any] = {
 }
 PIPES: Mapping[int, Pipes] = {
     70: Pipes(64, 64, 64, 64, 32, Latencies(19, 28, 193, 400), 128 << 10, **_l2(2048 / 80)),
-    75: Pipes(64, 64, 64, 64, 2, Latencies(19, 32, 188, 296), 96 << 10, **_l2(17.8)),
+    75: Pipes(64, 64, 64, 64, 2, Latencies(19, 32, 188, 296), 96 << 10, accesses=16, **_l2(17.8)),
     80: Pipes(64, 128, 64, 64, 32, Latencies(29, 38, 262, 466), 192 << 10, **_l2(5120 / 108)),
-    86: Pipes(128, 64, 64, 64, 2, Latencies(30, 43, 262, 466), 128 << 10, **_l2(17.8)),
-    89: Pipes(128, 64, 64, 64, 2, Latencies(30, 43, 273, 542), 128 << 10, **_l2(17.8)),
+    86: Pipes(128, 64, 64, 64, 2, Latencies(30, 43, 262, 466), 128 << 10, accesses=16, **_l2(17.8)),
+    89: Pipes(128, 64, 64, 64, 2, Latencies(30, 43, 273, 542), 128 << 10, accesses=16, **_l2(17.8)),
     90: Pipes(
         128, 128, 64, 64, 64, Latencies(29, 41, 278, 753), 256 << 10,
         warp_tensor=0.6, small_f64=0.5, tensor=0.96, heat=0.38, **_HOPPER,
@@ -109,7 +115,7 @@ PIPES: Mapping[int, Pipes] = {
         128, 128, 64, 64, 64, Latencies(29, 39, 295, 753), 256 << 10,
         warp_tensor=0.3, small_f64=0.5, tensor=0.96, **_HOPPER,
     ),
-    120: Pipes(128, 64, 64, 64, 2, Latencies(30, 43, 273, 542), 128 << 10, **_l2(17.8)),
+    120: Pipes(128, 64, 64, 64, 2, Latencies(30, 43, 273, 542), 128 << 10, accesses=16, **_l2(17.8)),
 }  # fmt: skip
 
 # Measured on an H200: outer products of 8 + 8 registers in f32, of 4 + 4 in f64.
@@ -189,11 +195,12 @@ def clocks_of(device: Device, pipes: Pipes, busy: int = 0, *, in_step: bool = Fa
         "small_f64": (1 / pipes.small_f64 - 1) / rates.tensor_f64 if rates.tensor_f64 else 0.0,
         "barrier": WARP / BARRIER,
         "shuffle": 1.0,
-        "access": 1.0,
+        "access": WARP / pipes.accesses,
         "wavefronts": 1.0,
         "lines": 1.0,
         "sectors": 1 / 4,
         "l2": 1 / min(pipes.l2, (pipes.l2_in_step if in_step else pipes.l2_all) * shared),
         "bulk": 1 / min(pipes.l2, (pipes.l2_in_step if in_step else min(pipes.bulk_all, pipes.l2_all)) * shared),
-        **dict.fromkeys(("stored", "atomics"), 1 / min(pipes.l2, pipes.stores_all * shared)),
+        "remote": 1 / pipes.remote,
+        **dict.fromkeys(("stored", "atomics"), 1 / min(pipes.l2, pipes.stores_all)),
     }

@@ -21,7 +21,7 @@ from gemmery_emulator.kernels.declarations import Declaration, Macro, Source, bl
 from gemmery_emulator.kernels.project import INCLUDE, headers_of, is_in
 from gemmery_emulator.kernels.stand_ins import (
     ABSENT,
-    CUB,
+    HOST_LIBRARIES,
     LIBRARY,
     OF_HOST,
     PRELUDE,
@@ -36,6 +36,7 @@ from gemmery_emulator.kernels.stand_ins import (
 _MARKED = re.compile(r"[A-Z_]*(?:DEVICE|GLOBAL|KERNEL|CALLABLE|CCCL|_CG_|CUDA)[A-Z_]*")
 # Types of the C++ library whose members stand elsewhere than in the host's.
 _MOVED = re.compile(r"\bstd\s*::\s*(complex|tuple|bitset|optional|variant)\b")
+_WITHOUT_MASK = re.compile(r"\b(__(?:shfl(?:_up|_down|_xor)?|any|all|ballot))\s*\(")
 _EMPTY = "is not here and counts as empty: in #if, the macros that it defines are not defined"
 # Headers of host code that some device code includes; their packages bring them.
 _PACKAGES = {
@@ -71,6 +72,7 @@ _UNKNOWN = re.compile(
 )
 _NOT_THERE = re.compile(r'identifier "(?:\w+::)*(\w+)" is undefined|has no member "(\w+)"')
 _NAME = re.compile(r"\b[A-Za-z_]\w*(?:\s*::\s*[A-Za-z_]\w*)*(?:\s*<)?")
+_UNNAMED = {"begin", "end", "get"}  # members that the compiler calls, beside constructors and operators
 _CONDITIONAL = ("alias_declaration", "type_definition", "enum_specifier", "using_declaration")
 
 
@@ -167,8 +169,7 @@ class SourceProgram:
     @property
     def is_device_code(self) -> bool:
         """Whether nothing is to be left out of it."""
-        headers = (header for header, _, _ in self.includes())
-        of_host = any(it.startswith("thrust/") or it == CUB for it in headers)
+        of_host = any(header.startswith(HOST_LIBRARIES) for header, _, _ in self.includes())
         return not (self.missing or of_host or any(self.is_host(*each) for each in self._each()))
 
     def kernels(self, file: str = "") -> list[Declaration]:
@@ -208,8 +209,8 @@ class SourceProgram:
 
     @cached_property
     def by_name(self) -> dict[str, list[Declaration]]:
-        """The declarations of device code by the names that need them: a member's is its type, an operator's those of
-        its parameters.
+        """The declarations of device code by the names that need them: a member's is its own, or its type where none
+        calls it by name, an operator's those of its parameters.
         """
         types = {name for each in self.all if each.kind == "type" for name in each.names}
         by_name: dict[str, list[Declaration]] = {}
@@ -218,7 +219,9 @@ class SourceProgram:
             if "operator" in names:
                 names = each.head & types or names
             elif each.kind == "function":
-                names = _owners(each) & types or names
+                of_types, own = _owners(each) & types, each.title.removesuffix("()")
+                is_called = own not in of_types | _UNNAMED and each.title not in self.virtual
+                names = {own, f".{own}"} if of_types and is_called else of_types or names
             for name in names if not self.is_host(each) else ():
                 by_name.setdefault(name, []).append(each)
         return by_name
@@ -242,7 +245,7 @@ class SourceProgram:
                     words |= each.source.uses(each, start, stop)
                 pending += [it for it in each.members if self._stays(it, each)]
                 for it in filter(self.is_optional, each.members):
-                    for name in it.names:
+                    for name in (word for each in it.names for word in (each, f".{each}")):
                         optional.setdefault(name, []).append(it)
                         followed.discard(name)
             rest = words - followed
@@ -263,7 +266,7 @@ class SourceProgram:
 
     def is_optional(self, member: Declaration) -> bool:
         """Whether a member takes no bytes of a type and no part in its calls, so that only its name needs it."""
-        if member.kind == "function":
+        if member.kind == "function" or member.names & _UNNAMED:
             return False
         is_type = bool(member.body[1]) and bool(member.names) and f" {min(member.names)}" in member.title
         return member.kind in _CONDITIONAL or "static" in member.head or (is_type and len(member.names) == 1)
@@ -355,13 +358,19 @@ class SourceProgram:
             lines.append(f"not here, and empty: {', '.join(others)}; name their folders with options=('-IFOLDER',)")
         return "".join(f"\n{line}" for line in lines)
 
-    def moved(self) -> Iterator[tuple[str, str, int]]:
-        """Types of the C++ library that are members and have other bytes here: words, and the file and line."""
-        for each, owner in self._each():
-            if owner and each.place in self.reached and not each.members and each.kind == "field_declaration":
-                for name in _MOVED.findall(each.source.text[each.start : each.stop]):
-                    words = f"std::{name} may have another alignment and order of members than the host's library"
-                    yield f"{words}: pass the values of {owner.title} by themselves", each.source.file, each.first
+    def moved(self, library: bool) -> Iterator[tuple[str, str, int]]:
+        """Types of the C++ library that are members and have other bytes here, and shuffles and votes that nvcc
+        refuses: words, and the file and line.
+        """
+        for each, owner in (it for it in self._each() if it[0].place in self.reached and not it[0].members):
+            text = each.source.text[each.start : each.stop]
+            of_type = owner.title if library and owner and each.kind == "field_declaration" else ""
+            for name in _MOVED.findall(text) if of_type else ():
+                words = f"std::{name} may have another alignment and order of members than the host's library"
+                yield f"{words}: pass the values of {of_type} by themselves", each.source.file, each.first
+            for name in set(_WITHOUT_MASK.findall(text)) - self.by_name.keys() - self.macros.keys():
+                words = f"nvcc refuses {name}() for sm_70 and newer, and here the lanes that are active take part"
+                yield f"{words}: call {name}_sync() with a mask of lanes", each.source.file, each.first
 
     def dropped(self) -> tuple[str, ...]:
         """What no kernel of the file needs, by title and line."""
@@ -422,7 +431,7 @@ def device_part(
     library, unqualified = library_of(every, included, program.by_name, toolkit)
     # The prelude has most of what kernels use of the C++ library.
     standard = {it: text if library else "" for it, text in include.STANDARD.items()} | dict.fromkeys(library, "")
-    empty = [*program.missing, *sorted(it for it in included if it.startswith("thrust/"))]
+    empty = [*program.missing, *sorted(it for it in included if it.startswith(HOST_LIBRARIES))]
     empty = [it for it in empty if it not in library]
     beside = standard | stand_ins(empty, every, toolkit)
     if library:
@@ -457,7 +466,7 @@ def device_part(
     absent = [int(number) for number in sorted(set(re.findall(rf"{ABSENT}(\d+)", ptx.text)))]
     first = [next(it for it in program.includes() if it[0] == empty[number]) for number in absent]
     warnings = tuple((f"{header} {_EMPTY}", file, line) for header, file, line in first if not types_of(header))
-    warnings += tuple(program.moved()) if library else ()
+    warnings += tuple(program.moved(bool(library)))
     warnings += tuple(
         (f"{name} is not defined, and counts as {value}: the kernel stands in #if {condition}", file, line)
         for name, (value, condition, file, line) in guards.items()

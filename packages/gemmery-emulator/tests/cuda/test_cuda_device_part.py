@@ -439,6 +439,7 @@ def test_what_only_the_arguments_of_a_template_name(kernel):
         "struct S { S(int) { exit(1); }  __device__ S() {} float v = 3; };\n__global__ void f(S* o) { S s; *o = s; }",
         "#include <cuda.h>\n__global__ void f(float* o) { *o = sizeof(CUtensorMap) / 128 + 2; }",
         "#include <cub/cub.cuh>\n__global__ void f(float* o) { *o = 3; }",
+        "static __device__ __host__ const int c[2] = {1, 3};\n__global__ void f(float* o) { *o = c[threadIdx.x + 1]; }",
         "#include <cub/device/device_reduce.cuh>\n__global__ void f(float* o) { *o = 3; }",
         """struct Picture { float v; __host__ __device__ float get() const { return v; }
   __host__ __device__ float half() const; __host__ __device__ void draw(); };

@@ -63,6 +63,18 @@ def test_without_a_project_nothing_else_is_searched(tmp_path):
         value_of(file)
 
 
+def test_the_folder_of_one_header_has_the_others(tmp_path):
+    for place, value in (("src", 7), ("old", 8)):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "tuning.h").write_text(f"#define VALUE {value}\n")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "src/first.h").write_text("")
+    file = tmp_path / "tests/k.cu"
+    file.parent.mkdir()
+    file.write_text('#include "first.h"\n' + KERNEL.format(header="tuning.h"))
+    assert value_of(file) == 7
+
+
 def test_old_encodings_and_a_last_backslash(tmp_path):
     file = tmp_path / "k.cu"
     file.write_bytes(

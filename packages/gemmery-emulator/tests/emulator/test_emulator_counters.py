@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gemmery as gm
-from gemmery_emulator.counters import Counters
+from gemmery_emulator.counters import Counters, _cost, _counted
 from gemmery_emulator.counters.counts import Banked, Counts, MemoryTraffic, SharedTraffic, Traffic
 from gemmery_emulator.counters.merging import Merge
 from gemmery_emulator.instructions import COMPUTED
@@ -116,6 +116,19 @@ def test_shared_wavefronts():
     again = accessed(shared(alike), shared(alike // 2), shared(alike), shared(alike, half)).counts().shared.loads
     assert again == Banked(14, 22, 14, 8)
     assert accessed(shared(np.int64(0)), shared(alike * 0, half)).counts().shared.loads == Banked(6, 6, 6, 0)
+
+
+@pytest.mark.parametrize("space", ["global", "shared", "local"])
+def test_few_threads_are_counted_from_memory(space):
+    random = np.random.default_rng(3)
+    addresses = 4 * random.integers(0, 96, (4, 64))
+    masks = [None, random.random(64) < 0.5, random.random(64) < 0.5]
+    for _ in range(2):  # the second time from memory
+        for own in (each + start for each in addresses for start in (0, 4, 32, 128, 1 << 20)):
+            for mask in masks:
+                for kind, width in (("ld", 4), ("st", 4), ("atom", 4), ("ld", 8)):
+                    of_one = own & -width
+                    assert _cost(of_one, mask, space, kind, width) == _counted(of_one, mask, space, kind, width)
 
 
 def test_where_each_kind_counts():

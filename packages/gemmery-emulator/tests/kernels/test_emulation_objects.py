@@ -104,6 +104,21 @@ def test_functions_and_values_of_numba(cuda):
     assert (abs(y - (2 * np.exp(x.astype("f8") / 64) + 14.5)) <= 1e-14).all()
 
 
+def test_blocks_of_numba_meet_at_the_grid(cuda):
+    @cuda.jit
+    def rotated(x, y):
+        i = cuda.grid(1)
+        y[i] = 2 * x[i]
+        cuda.cg.this_grid().sync()
+        x[i] = y[(i + 64) % x.size]
+
+    x = np.arange(256, dtype=np.float32)
+    expected = 2 * np.roll(x, -64)
+    run = emulate(rotated, 4, 64, [x, np.zeros_like(x)])
+    assert (x == expected).all()
+    assert run.findings == ()
+
+
 def test_a_finding_of_numba_has_its_line(cuda):
     @cuda.jit
     def beyond(x):

@@ -14,9 +14,9 @@ from gemmery.errors import ArgumentError, CompileError, EmulationError, InstallE
 from gemmery_emulator.kernels import host_part, host_runtime
 from gemmery_emulator.kernels.command import emulate
 from gemmery_emulator.kernels.device_heap import DeviceHeap
-from gemmery_emulator.kernels.device_part import program_of
 from gemmery_emulator.kernels.host_part import host_texts
 from gemmery_emulator.kernels.source_kernels import kernels_of
+from gemmery_emulator.kernels.source_program import program_of
 
 pytestmark = [
     pytest.mark.sampled(3),
@@ -372,6 +372,11 @@ def test_refusals(monkeypatch):
         run("__global__ void k() {}")
     with pytest.raises(CompileError, match="has no body of it"):
         run("__global__ void k() {} int main();")
+    with pytest.raises(CompileError, match=r"mpi\.h is not here: .*-IFOLDER; the kernels alone run without --run"):
+        run("#include <mpi.h>\n__global__ void k() {} int main() {}")
+    with pytest.raises(CompileError, match=r"thrust/sort\.h is of Thrust or CUB, which need a GPU") as refused:
+        run("#include <thrust/sort.h>\n__global__ void k() {} int main() {}")
+    assert "   from " not in str(refused.value)
     with pytest.raises(CompileError, match="undefined"):  # of a kernel, when it is launched
         run("__global__ void k(int* x) { *x = nothing; } int main() { k<<<1, 1>>>(0); }")
     monkeypatch.setattr(host_part.shutil, "which", lambda name: None)

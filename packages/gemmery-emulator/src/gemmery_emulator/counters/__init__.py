@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
@@ -31,6 +32,7 @@ SHARED = {
     **dict.fromkeys(("atom", "red"), "atomics"),
 }
 
+FEW = 512  # threads whose access costs more to count than to look up: 35 us, of NumPy's calls alone
 # By instruction, then by space and field: sums in the order of the fields of Banked or Traffic.
 Counted = dict[int, dict[tuple[str, str], list[int]]]
 
@@ -187,7 +189,20 @@ def _warps(addresses: Indices, mask: Mask) -> tuple[Indices, Mask]:
 
 
 def _cost(addresses: Indices, mask: Mask, space: str, kind: str, width: int) -> tuple[int, ...]:
-    """Count loads, stores and atomics of any number of warps."""
+    """Count loads, stores and atomics of any number of warps; of few from memory, as loops repeat their patterns."""
+    if addresses.size > FEW:
+        return _counted(addresses, mask, space, kind, width)
+    near = addresses - (lowest(addresses) & -128)  # costs depend on the place in a line
+    return _remembered(near.tobytes(), b"" if mask is None else mask.tobytes(), space, kind, width)
+
+
+@lru_cache(maxsize=1 << 12)
+def _remembered(addresses: bytes, mask: bytes, space: str, kind: str, width: int) -> tuple[int, ...]:
+    active = np.frombuffer(mask, np.bool_) if mask else None
+    return _counted(np.frombuffer(addresses, np.int64), active, space, kind, width)
+
+
+def _counted(addresses: Indices, mask: Mask, space: str, kind: str, width: int) -> tuple[int, ...]:
     if space == "shared":
         return banks.served(*_warps(addresses, mask), width, kind) if kind in SHARED else ()
     if space == "local":

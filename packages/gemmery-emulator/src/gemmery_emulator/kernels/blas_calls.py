@@ -81,20 +81,9 @@ class BlasCalls:
         return 0
 
     def on_gemv(
-        self,
-        kind: int,
-        t: int,
-        m: int,
-        n: int,
-        alpha: int,
-        a: int,
-        lda: int,
-        x: int,
-        dx: int,
-        beta: int,
-        y: int,
+        self, kind: int, t: int, m: int, n: int, alpha: int, a: int, lda: int, x: int, dx: int, beta: int, y: int,
         dy: int,
-    ) -> int:
+    ) -> int:  # fmt: skip
         """y = alpha op(A) x + beta y, by gm.gemv."""
         matrix = self._matrix(a, kind, 0, (m, n), lda)
         vector, result = self._vector(x, kind, m if t else n, dx), self._vector(y, kind, n if t else m, dy)

@@ -326,7 +326,7 @@ class Source:
         return Source(self.macros[called].expanded(inside) if called in self.macros else "", self.file, self.macros)
 
     def uses(self, node: Declaration, start: int = 0, stop: int = 0) -> set[str]:
-        """The words of a declaration that may name others, or of a part of it: not its own parameters and variables."""
+        """The words of a declaration, or of a part, that may name others, members as ".name": not its own variables."""
         start, stop = (start, stop) if stop else (node.start, node.stop)
         every, own = QueryCursor(_WORDS), QueryCursor(_LOCAL)
         every.set_byte_range(start, stop)
@@ -339,7 +339,10 @@ class Source:
         for each in every.captures(self.root).get("word", ()):
             text = (each.text or b"").decode()
             kind = {"identifier": "name", "type_identifier": "type"}.get(each.type, "")
-            if each.text not in hidden.get(kind, ()) and (each.type != "field_identifier" or text in self.macros):
+            if each.type == "field_identifier" and text not in self.macros:
+                of_call = each.parent is not None and each.parent.type in ("field_expression", "template_method")
+                words |= {f".{text}"} if of_call else set()
+            elif each.text not in hidden.get(kind, ()):
                 words.add(text)
         for word in re.finditer(rb"[A-Za-z_]\w*", plain[start:stop]):  # of attributes
             if parsed[start + word.start()] == 32:

@@ -25,28 +25,26 @@ from time import perf_counter
 from gemmery.cuda import include
 from gemmery.errors import CompileError, EmulationError, InstallError
 from gemmery_emulator.kernels.declarations import Declaration, Source, blanked, function_of, marks
-from gemmery_emulator.kernels.device_part import SourceProgram
 from gemmery_emulator.kernels.source_kernels import parameter_name
+from gemmery_emulator.kernels.source_program import SourceProgram
+from gemmery_emulator.kernels.stand_ins import HOST_LIBRARIES
 
 SECONDS = 60.0  # of the host part's own code, without launches and copies
 OTHERS = (".cpp", ".cc", ".cxx", ".c")  # endings of files that have host code alone
 COMPILERS = ("g++", "clang++", "c++")
 # The headers of CUDA that are here, by the file that stands for them.
-HEADERS = {
-    "crt/host_defines.h": "host_defines.h",
-    **dict.fromkeys(("cuda_runtime.h", "vector_functions.h", "cuda.h", "cuda_runtime_api.h"), "runtime.h"),
-    **dict.fromkeys(
-        ("device_launch_parameters.h", "cooperative_groups.h", "mma.h", "cuda_profiler_api.h"), "runtime.h"
-    ),
-    **dict.fromkeys(("builtin_types.h", "driver_types.h", "cuda_pipeline.h", "sm_60_atomic_functions.h"), "runtime.h"),
-    **dict.fromkeys((f"cooperative_groups/{each}.h" for each in ("reduce", "scan", "memcpy_async")), "runtime.h"),
-    **dict.fromkeys(
-        (f"cuda/{each}" for each in ("barrier", "pipeline", "atomic", "annotated_ptr", "ptx")), "runtime.h"
-    ),
-    **dict.fromkeys(("cuda_fp16.h", "cuda_bf16.h"), "half.h"),
-    **dict.fromkeys(("cublas_v2.h", "cublas.h"), "cublas.h"),
-    **dict.fromkeys(("helper_cuda.h", "helper_functions.h", "helper_timer.h", "helper_string.h"), "samples.h"),
+_STANDS = {
+    "runtime.h": "cuda_runtime.h vector_functions.h cuda.h cuda_runtime_api.h device_launch_parameters.h mma.h "
+    "cooperative_groups.h cooperative_groups/reduce.h cooperative_groups/scan.h cooperative_groups/memcpy_async.h "
+    "cuda_profiler_api.h builtin_types.h driver_types.h cuda_pipeline.h sm_60_atomic_functions.h cuda/barrier "
+    "cuda/pipeline cuda/atomic cuda/annotated_ptr cuda/ptx",
+    "half.h": "cuda_fp16.h cuda_bf16.h",
+    "cublas.h": "cublas_v2.h cublas.h",
+    "samples.h": "helper_cuda.h helper_functions.h helper_timer.h helper_string.h",
+    "host_defines.h": "crt/host_defines.h",
 }
+HEADERS = {header: file for file, headers in _STANDS.items() for header in headers.split()}
+_ABSENT = re.compile(r"fatal error: (\S+): No such file")
 _DEEP = "a/b/c/d/e"  # so that headers of "../.." are in the folder, too
 _LAUNCH = re.compile(r"<<\s*<")  # formatters write << <
 _CLOSED = re.compile(r">>\s*>(?=(?:\s|\\\n)*\()")
@@ -57,7 +55,7 @@ _TEMPLATE = re.compile(r"template\s*<(.*?)>\s*(?=__|\w|\[)", re.DOTALL)
 def host_texts(program: SourceProgram) -> dict[str, str]:
     """The texts of a program's file and of its own headers for the host's compiler.
 
-    >>> from gemmery_emulator.kernels.device_part import program_of
+    >>> from gemmery_emulator.kernels.source_program import program_of
     >>> code = "__global__ void k(int* x) { *x = 1; } int main() { k<<<1, dim3(8)>>>(0); }"
     >>> print(host_texts(program_of(code, "a.cu", (), None, ()))["a.cu"])
     __global__ void k(int* x) { gemmery::launch("k", "", __PRETTY_FUNCTION__, __LINE__, x); } int main() { \
@@ -236,15 +234,25 @@ def library(program: SourceProgram, folder: Path | None, options: Sequence[str],
         done = subprocess.run(each, cwd=where, capture_output=True, text=True, errors="replace", check=False)
         if done.returncode:
             words = done.stderr.replace(str(where) + "/", "").replace(str(into / "headers") + "/", "")
-            raise CompileError(f"the host part of {program.name} does not compile:\n{_shortened(words)}")
+            ways = f"{_shortened(words)}{_way_out(program, words)}"
+            raise CompileError(f"the host part of {program.name} does not compile:\n{ways}")
     return built
 
 
 LINES = 24  # of a compiler's words that are shown
 
 
+def _way_out(program: SourceProgram, words: str) -> str:
+    """What to do where a header is missing, or of a library that runs on a GPU alone."""
+    own = (header for header in _ABSENT.findall(words) if header in program.missing)
+    says = dict.fromkeys(own, "is not here: name its folder with --option -IFOLDER")
+    of_gpu = (header for header, _, _ in program.includes() if header.startswith(HOST_LIBRARIES))
+    says |= dict.fromkeys(of_gpu, "is of Thrust or CUB, which need a GPU: write that part as a kernel or for the host")
+    return "".join(f"\n{header} {what}; the kernels alone run without --run" for header, what in [*says.items()][:1])
+
+
 def _shortened(words: str) -> str:
-    lines = [line for line in words.splitlines() if "In file included" not in line]
+    lines = [line for line in words.splitlines() if not re.match(r"In file included|\s+from ", line)]
     return "\n".join(lines[:LINES]) + ("\n..." if len(lines) > LINES else "")
 
 

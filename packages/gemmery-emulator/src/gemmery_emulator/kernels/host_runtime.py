@@ -13,6 +13,7 @@ import struct
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partialmethod
 from pathlib import Path
 from threading import RLock
 from time import perf_counter_ns
@@ -27,12 +28,12 @@ from gemmery_emulator.arguments import BoundArguments
 from gemmery_emulator.kernels import host_part
 from gemmery_emulator.kernels.blas_calls import MAPPING, BlasCalls, UnmappedError
 from gemmery_emulator.kernels.device_heap import DeviceHeap
-from gemmery_emulator.kernels.device_part import program_of
 from gemmery_emulator.kernels.host_part import SECONDS, HostClock, allocation_name, instance, plain
 from gemmery_emulator.kernels.kernel import CompiledKernel, compiled_kernel, read_source, run_launch
 from gemmery_emulator.kernels.kernel_run import KernelRun
 from gemmery_emulator.kernels.launch_checks import architecture
 from gemmery_emulator.kernels.programs import refusal
+from gemmery_emulator.kernels.source_program import program_of
 from gemmery_emulator.machine import Dims, LaunchConfig
 from gemmery_emulator.ptx import Variable
 from gemmery_emulator.run import EmulatedRun
@@ -175,17 +176,10 @@ class Runtime(BlasCalls):
 
     # Variables of the device.
 
-    def on_to_symbol(self, name: int, host: int, whole: int, data: int, size: int, offset: int) -> int:
-        """Copy to a variable: of the text's kernels it may be in any, so it is kept until one has it."""
-        return self._copied_symbol(name, host, whole, data, size, offset, to_symbol=True)
-
-    def on_from_symbol(self, name: int, host: int, whole: int, data: int, size: int, offset: int) -> int:
-        """Copy from a variable."""
-        return self._copied_symbol(name, host, whole, data, size, offset, to_symbol=False)
-
     def _copied_symbol(
         self, name: int, host: int, whole: int, data: int, size: int, offset: int, *, to_symbol: bool
     ) -> int:
+        """Copy to or from a variable: of the text's kernels it may be in any, so it is kept until one has it."""
         inside = int(self.heap.data.ctypes.data) + self._symbol(name, host, whole) + offset
         if offset + size > whole:
             return INVALID
@@ -194,6 +188,9 @@ class Runtime(BlasCalls):
             return INVALID
         ctypes.memmove(*((inside, other) if to_symbol else (other, inside)), size)
         return 0
+
+    on_to_symbol = partialmethod(_copied_symbol, to_symbol=True)
+    on_from_symbol = partialmethod(_copied_symbol, to_symbol=False)
 
     def on_symbol_address(self, name: int, host: int, whole: int, data: int, _size: int, _offset: int) -> int:
         """Write a variable's address."""

@@ -277,8 +277,9 @@ def _compiled(
 ) -> CompiledKernel:
     """Compile a kernel; `beside` are the headers of its own, on which it depends."""
     inside = options if folder is None else (*options, f"-I{folder}")
-    from gemmery_emulator.kernels.device_part import device_part, expression, program_of, uncut
+    from gemmery_emulator.kernels.device_part import device_part, expression, uncut
     from gemmery_emulator.kernels.source_kernels import meant
+    from gemmery_emulator.kernels.source_program import program_of
 
     program, part, ptx = program_of(text, name, options, folder, toolkit), None, None
     if program.is_device_code:

@@ -38,6 +38,17 @@ typedef struct _IO_FILE FILE;
 __device__ inline void cudaGridDependencySynchronize() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ inline void cudaTriggerProgrammaticLaunchCompletion() { asm volatile("griddepcontrol.launch_dependents;"); }
 #endif
+#if __CUDA_ARCH__ >= 700  // shuffles and votes without a mask, of all lanes that are active
+// clang-format off
+#define GEMMERY_OLD(name, type) \
+  template <class T> __device__ T name(T x, type i, int n = 32) { return name##_sync(__activemask(), x, i, n); }
+GEMMERY_OLD(__shfl, int) GEMMERY_OLD(__shfl_up, unsigned) GEMMERY_OLD(__shfl_down, unsigned) GEMMERY_OLD(__shfl_xor, int)
+#undef GEMMERY_OLD
+// clang-format on
+__device__ inline int __any(int x) { return __any_sync(__activemask(), x); }
+__device__ inline int __all(int x) { return __all_sync(__activemask(), x); }
+__device__ inline unsigned __ballot(int x) { return __ballot_sync(__activemask(), x); }
+#endif
 
 #define CHAR_BIT 8
 #define SCHAR_MIN (-128)

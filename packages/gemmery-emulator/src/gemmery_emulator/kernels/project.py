@@ -37,6 +37,8 @@ def headers_of(
             path = next((each for each in places if each.is_file()), None)
             if path is None and folder is not None and not is_in(header, toolkit):
                 path = _elsewhere(folder, header)
+                if path and ".." not in header:  # a build names a folder once, for all of its headers
+                    folders.append(path.parents[header.count("/")])
             if header in include.STANDARD or (path is None and is_in(header, toolkit)):
                 continue
             if path is not None and (first := read.setdefault(path.resolve(), header)) != header:

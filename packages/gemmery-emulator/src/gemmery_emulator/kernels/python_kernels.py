@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gemmery.cuda import include, nvrtc
 from gemmery.errors import ArgumentError, CompileError, EmulationError, InstallError, brief, unknown
 from gemmery_emulator.hopper.tensormap import tensor_map
 
@@ -90,7 +91,16 @@ def _of_numba(kernel: Any, grid: Any, block: Any, args: Sequence[Any], shared: i
     file = Path(kernel.py_func.__code__.co_filename)
     texts = {file.name: file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""}
     values = [part for value in args for part in _flat(value)]
-    return PythonLaunch(ptx, kernel.__name__, "", grid, block, values, shared, (), texts)
+    return PythonLaunch(_linked(ptx, arch), kernel.__name__, "", grid, block, values, shared, (), texts)
+
+
+def _linked(ptx: str, arch: str) -> str:
+    """PTX of Numba with what its launcher links where a kernel calls this_grid().sync()."""
+    if "cudaCGSynchronize" not in ptx:
+        return ptx
+    own = nvrtc.ptx_alone(_GRID, "grid.cu", "first", arch, ("-rdc=true",), toolkit=include.folders()).text
+    functions = re.findall(r"^\.visible \.func.*?^\}", own, re.DOTALL | re.MULTILINE)
+    return re.sub(r"\.extern \.func[^;]*?cudaCG\w+[^;]*;", "", ptx) + "\n".join(functions)
 
 
 @contextmanager
@@ -121,6 +131,12 @@ def _flat(value: Any) -> list[Any]:
     return [np.float64(value) if type(value) is float else np.int64(value) if type(value) is int else value]
 
 
+_GRID = """#include <cooperative_groups.h>
+extern "C" __device__ unsigned long long cudaCGGetIntrinsicHandle(cudaCGScope) { return 1; }
+extern "C" __device__ cudaError_t cudaCGSynchronize(unsigned long long, unsigned) {
+  return cooperative_groups::this_grid().sync(), cudaSuccess; }
+extern "C" __global__ void first() {}
+"""
 # Triton's names of element types, by NumPy's and PyTorch's.
 TYPES = {
     **{f"float{bits}": f"fp{bits}" for bits in (16, 32, 64)},

@@ -15,8 +15,8 @@ from tree_sitter import Query, QueryCursor
 from gemmery.cuda import include
 from gemmery.errors import ArgumentError
 from gemmery_emulator.kernels.declarations import LANGUAGE, WORD, Declaration, Source, function_of
-from gemmery_emulator.kernels.device_part import program_of
 from gemmery_emulator.kernels.programs import listed
+from gemmery_emulator.kernels.source_program import program_of
 
 _LAUNCHES = Query(LANGUAGE, "(call_expression (kernel_call_syntax) @grid arguments: (argument_list) @arguments) @call")
 _OF_TYPES = {"bool", "char", "const", "double", "float", "int", "long", "short", "signed", "unsigned", "__restrict__"}

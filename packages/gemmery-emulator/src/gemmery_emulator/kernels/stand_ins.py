@@ -18,7 +18,8 @@ OF_HOST = re.compile(
     r"[a-z_]+|sys/\w+\.h|(unistd|time|getopt|errno|signal|pthread|dirent|fcntl|memory|malloc|ctype|locale|wchar|inttypes"
     r"|stdbool|stdarg|strings|omp)\.h"
 )
-CUB = "cub/cub.cuh"  # it includes host code; the headers of its parts do not
+CUB = "cub/cub.cuh"  # it includes host code; the headers of its parts do not, but for those of whole arrays
+HOST_LIBRARIES = ("thrust/", "cub/device/", CUB)
 _OF_CUB = re.compile(r"\b(Block|Warp)([A-Z]\w+)")
 # Thrust is for host code; what device code has of it is that of the library for devices.
 _THRUST = "#pragma once\n#define THRUST_VERSION 300000\n#define CUB_VERSION 300000\n"
@@ -80,7 +81,7 @@ def stand_ins(headers: Sequence[str], text: str, toolkit: tuple[str, ...]) -> di
         if header.startswith("thrust/"):
             texts[header] = _OF_THRUST if uses_thrust else _THRUST
             continue
-        is_silent = OF_HOST.fullmatch(header) or header == CUB
+        is_silent = OF_HOST.fullmatch(header) or header.startswith(HOST_LIBRARIES)
         mark = "" if is_silent else f"__device__ __attribute__((used)) char {ABSENT}{number};\n"
         texts[header] = f"#pragma once\n{types_of(header)}{mark}"
     parts = {(kind.lower(), re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()) for kind, name in _OF_CUB.findall(text)}

@@ -1,6 +1,6 @@
 """Time products in a semiring on the CPU against the product of the same float32 matrices.
 
-    python benchmarks/semirings_on_a_cpu.py [--sizes 256,512,1024,2048] [--semiring min_plus] [--threads 1]
+    python benchmarks/semirings_on_a_cpu.py [--sizes 32,64,128,256,512,1024] [--semiring min_plus] [--threads 1]
 
 Both take turns; a line has the best time of each, and the median of their ratios: the share of the product's rate.
 """
@@ -19,7 +19,7 @@ import gemmery as gm
 def main() -> None:
     """Print a line for each size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", default="256,512,1024,2048")
+    parser.add_argument("--sizes", default="32,64,128,256,512,1024")
     parser.add_argument("--semiring", default="min_plus")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()

@@ -428,6 +428,7 @@ def test_gemm_promotes_c_too():
         (lambda i, x: gm.matmul(x, x, bias=np.zeros(2)), gm.ShapeError, r"shape \(3,\)"),
         (lambda i, x: gm.matmul(x, x, bias=np.zeros((3, 3))), gm.ShapeError, r"shape \(3,\)"),
         (lambda i, x: gm.matmul(i, i, bias=np.zeros(3)), gm.DTypeError, "bias is float64"),
+        (lambda i, x: gm.matmul(x, x, bias="x"), gm.DTypeError, "bias is a str; pass an array"),
         (lambda i, x: gm.gemm("nan", x, x), gm.ArgumentError, "alpha must be a number"),
         (lambda i, x: gm.gemm("1_0", x, x), gm.ArgumentError, "alpha must be a number"),
         (lambda i, x: gm.gemm(b"2", x, x), gm.ArgumentError, "alpha must be a number"),

@@ -164,13 +164,16 @@ def test_a_row_has_the_same_bits_whatever_m_is():
 
 
 def test_groups_with_an_infinity_or_a_nan_spoil_themselves_alone():
-    for format_, group in (("int8", 32), ("int4", 32), ("mxfp4", None), ("nvfp4", None), ("float8_e4m3", 32)):
+    formats = (("int8", 32), ("int4", 32), ("mxfp4", None), ("nvfp4", None), ("float8_e4m3", 32))
+    for (format_, group), points in (*((row, False) for row in formats), (("int4", 32), True)):
         w = np.ones((64, 3), np.float32)
         w[3, 0], w[40, 1] = np.inf, np.nan
-        back = gm.quantize(w, format_, group).dequantize()
+        weight = gm.quantize(w, format_, group, zero_points=points)
+        back = weight.dequantize()
         each = 16 if format_ == "nvfp4" else 32
-        assert not np.isfinite(back[:each, 0]).any()
-        assert not np.isfinite(back[40 // each * each :, 1][:each]).any()
+        assert np.isnan(back[:each, 0]).all()
+        assert np.isnan(back[40 // each * each :, 1][:each]).all()
+        assert np.isnan(gm.matmul(np.ones((1, 64), np.float32), weight)[0, :2]).all()
         assert np.all(back[:, 2] == back[63, 0])
         assert abs(back[0, 2] - 1) <= 2.0**-3
 

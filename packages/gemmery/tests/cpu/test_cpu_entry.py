@@ -160,6 +160,21 @@ def test_a_number_of_threads_met_before_does_not_reach_python(met, handed):
     assert handed.calls == 5
 
 
+def test_a_semiring_met_before_does_not_reach_python(met, handed):
+    a, b, exact = met
+    pairs = a.astype(np.float64)[:, :, None] + b
+    for _ in range(2):
+        assert near(handed.builtin(a, b, semiring="min_plus"), pairs.min(1))
+        assert near(handed.builtin(a, b, semiring="max_plus"), pairs.max(1))
+        assert near(handed.builtin(a, b), exact)
+    assert handed.calls == 2
+    square = np.ascontiguousarray(a[:, :5])
+    for _ in range(3):  # computed aside, and copied to the operand
+        out = square.copy()
+        assert handed.builtin(out, out, semiring="min_plus", out=out) is out
+        assert near(out, (square[:, :, None] + square).min(1))
+
+
 def test_what_is_not_prepared_reaches_python(met, handed):
     a, b, _exact = met
     out = np.zeros((5, 3), np.float32)

@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import gemmery.torch as gt  # noqa: E402
-from gemmery.errors import RefusedError  # noqa: E402
+from gemmery.errors import ArgumentError, RefusedError  # noqa: E402
 from gemmery.torch import aten  # noqa: E402
 
 if not hasattr(torch.library, "get_kernel"):
@@ -127,6 +127,15 @@ def test_limits():
     assert aten._limits({"1x512x512": 1.0, "32x32x32": 3.0, "128x128x128": 2.0}) == (False, 32**3)
     assert aten._limits({"1x512x512": 2.0, "32x32x32": 3.0, "128x128x128": 1.0}) == (True, 0)
     assert aten._limits({"32x32x32": 1.0, "128x128x128": 2.0}) == (False, 128**3)
+
+
+@pytest.mark.parametrize(
+    "ratios", [{"f99": {}}, 3, {"float16": 2.0}, {"float16": {"32": 2.0}}, {"int8": {"1x2x3": "2"}}]
+)
+def test_ratios_of_another_form_are_refused(ratios):
+    with pytest.raises(ArgumentError, match=r"ratios=.*pass a dict of float16.*or leave it out"):
+        gt.install(ratios)
+    assert not aten._libraries
 
 
 def test_ratios_are_measured_once(monkeypatch, tmp_path):

@@ -344,3 +344,28 @@ except gemmery.InstallError as error:
 def test_without_pytorch_the_error_says_how_to_install_it():
     result = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, check=True)
     assert result.stdout.startswith("InstallError torch gemmery.torch needs PyTorch: run pip install torch")
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)]),
+        lambda: torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], layout=torch.jagged),
+        lambda: torch.ones(4, 4).to_sparse(),
+    ],
+    ids=["nested", "jagged", "sparse"],
+)
+def test_tensors_without_one_shape_are_refused_by_name(make):
+    x, ones = make(), torch.ones(4, 4)
+    fused = gemmery.torch.fused(gm.relu)
+    for name, call in {
+        "input|a": lambda: gemmery.torch.linear(x, ones),
+        "weight|b": lambda: gemmery.torch.linear(ones, x),
+        "bias": lambda: gemmery.torch.linear(ones, ones, x),
+        "a": lambda: gemmery.torch.matmul(x, ones),
+        "x": lambda: fused(x, ones),
+        "weight": lambda: fused(ones, x),
+    }.items():
+        with pytest.raises(LayoutError, match=rf"^({name})(:| is) .*(unbind|to_dense)\(\)"):
+            call()

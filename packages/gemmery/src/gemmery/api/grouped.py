@@ -177,7 +177,7 @@ def _stacked(a: Any, b: Any, offsets: Any, out: Any, keywords: dict[str, Any]) -
         arrays.together(a=x, out=target)
         writable(target, shape, result)
     last = shape[0] if deep or not ends else ends[-1]
-    bias = None if terms.bias is None else view(terms.bias)
+    bias = None if terms.bias is None else viewed("bias", terms.bias)
     apart = target is not None and any(z and arrays.overlap(z, target) for z in (x, y, bias))
     like = arrays.kind(a, b)
     array = arrays.empty(like, shape, result).array if target is None or apart else out

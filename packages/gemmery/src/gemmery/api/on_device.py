@@ -39,6 +39,7 @@ from gemmery.api.options import (
     epilogue_name,
     host_ends,
     scalar,
+    viewed,
 )
 from gemmery.api.prepared import PreparedLaunch, TieredLaunch, prepare, prepare_groups, specialized
 from gemmery.api.promote import promoted
@@ -189,7 +190,7 @@ def _bias(bias: Any, x: View, sides: Ints, result: str) -> View:
         memory = scratch(x, dtypes.get(accumulator).size)
         ordered.put(number, accumulator, memory.pointer, x.stream, x.ordinal)
         return memory._replace(dtype=accumulator, shape=sides, strides=(0,) * len(sides))
-    rows = located(view(bias))
+    rows = located(viewed("bias", bias))
     arrays.together(a=x, bias=rows)
     check_bias(rows, sides, result)
     rows = converted(rows, accumulator)

@@ -292,7 +292,7 @@ def epilogue(bias: Any, activation: str | None, x: View, y: View, result: str) -
     n = y.shape[-1] if len(y.shape) > 1 else 1
     name, bias_view, row = epilogue_name(bias, activation, result), None, None
     if bias is not None:
-        bias_view = view(bias)
+        bias_view = viewed("bias", bias)
         arrays.together(a=x, bias=bias_view)
         check_bias(bias_view, (n,), result)
         row = arrays.converted(bias_view, dtypes.get(result).accumulator)

@@ -257,7 +257,8 @@ def quantize(
 
     An element differs from that of w by at most half a factor (int8, int4), or by the rounding of e4m3 and e2m1. The
     factor of a symmetric group is its largest magnitude by 7 or 127, or by 448 for e4m3, rounded to `dtype`. A group
-    that has an infinity or a NaN has no other numbers afterwards, but int4 with zero points needs finite ones.
+    that has an infinity or a NaN is NaN as a whole afterwards, and so are products with it. It is not refused: to find
+    one on a GPU is to wait for it.
 
     Raises ArgumentError for another format and for a group that is no positive number, ShapeError where the group does
     not divide k or two 4-bit elements do not share a byte, and DTypeError for other element types.

@@ -105,7 +105,8 @@ def remember(
             entry.remember(kind, key, array, _work(better, views, _job(better, views, bias, threads)))
 
         _improve(prepared.problem, key, store)
-    if _tiers() and kind.a.dtype is kind.b.dtype is dtype and kind.dtype is None and kind.threads is None:
+    one_type = kind.a.dtype is kind.b.dtype is dtype and kind.dtype is None
+    if _tiers() and one_type and kind.threads is None and not kind.semiring:
         _learn(kind, prepared.problem, threads)
 
 
@@ -214,13 +215,7 @@ def remember_aside(call: Call, target: View, out: Any) -> None:
 def _kind(call: Call, x: View, y: View, target: View, out: Any) -> Kind | None:
     """Return the key of a product, or None if its arguments are none that compiled code reads."""
     terms = call.terms
-    alone = (
-        terms.widens
-        or terms.invariant
-        or bool(terms.semiring)
-        or (terms.threads or 0) > _ONE_OBJECT
-        or terms.alpha == 0
-    )
+    alone = terms.widens or terms.invariant or (terms.threads or 0) > _ONE_OBJECT or terms.alpha == 0
     if alone or not (_plain(call.a) and _plain(call.b)):
         return None
     if _has_tensors(call, out) and not (x.owner is call.a and y.owner is call.b):
@@ -251,6 +246,7 @@ def _kind(call: Call, x: View, y: View, target: View, out: Any) -> Kind | None:
         activation_of(terms.epilogue),
         terms.dtype,
         terms.threads,
+        semiring=terms.semiring,
     )
 
 

@@ -11,6 +11,10 @@ from gemmery import dtypes
 from gemmery.arrays.views import View, contiguous, elsewhere, no_memory, only_on_devices, reach
 from gemmery.errors import DeviceError, DTypeError, GemmeryError, LayoutError
 
+NESTED = (
+    "a nested tensor has no single shape: multiply its parts (x.unbind()), or pad it with "
+    "torch.nested.to_padded_tensor(x, 0)"
+)
 _ROWS: dict[object, dtypes.DType] = {}  # PyTorch's element types seen so far -> gemmery's
 
 
@@ -38,6 +42,8 @@ def view(tensor: Any) -> View:
     c = torch._C
     if c._is_tracing() or c._len_torch_dispatch_stack() or c._are_functorch_transforms_active():
         raise _unseen(torch)
+    if tensor.is_nested:
+        raise LayoutError(NESTED)
     if type(tensor) is not torch.Tensor and type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         raise LayoutError(
             f"{type(tensor).__name__} defines its own arithmetic (__torch_dispatch__): pass a plain tensor, or use "
@@ -48,11 +54,6 @@ def view(tensor: Any) -> View:
     except (RuntimeError, ValueError) as error:  # what PyTorch raises for a property that a tensor does not have
         if isinstance(error, GemmeryError):
             raise
-        if tensor.is_nested:
-            raise LayoutError(
-                "a nested tensor has no single shape: multiply its parts (x.unbind()), or pad it with "
-                "torch.nested.to_padded_tensor(x, 0)"
-            ) from error
         reason = str(error).partition("\n")[0]
         raise LayoutError(f"the memory of a {type(tensor).__name__} cannot be read: {reason}") from error
 

@@ -373,14 +373,15 @@ def direct(problem: Problem, config: Config) -> Launch:
     blocks = Blocks(kc=chain(problem))
     if config.get("specialised") or config.get("mr"):
         return _specialized(p, config.get("mr", 0), blocks)
-    return general(p.dtype, max(least for least in direct_columns(p.dtype) if least <= max(p.n, 2)), blocks)
+    least = max(least for least in direct_columns(p.dtype) if least <= max(p.n, 2))
+    return general(p.dtype, least, blocks, p.semiring)
 
 
 def _specialized(p: Problem, mr: int, blocks: Blocks) -> Launch:
     from gemmery.cpu import direct as unpacked
 
     target = host()
-    cut = unpacked.cut(target, p.dtype, p.a_layout, p.m, p.n, p.k, p.scaled, mr)
+    cut = unpacked.cut(target, p.dtype, p.a_layout, p.m, p.n, p.k, p.scaled, mr, p.semiring)
     entries = jit.load_together(target, (cut.name, lambda: unpacked.direct(target, cut)))
     element = dtypes.get(p.dtype)
     nv = cut.nv or cut.nv_edge
@@ -397,10 +398,10 @@ def direct_columns(dtype: str) -> list[int]:
 
 
 @cache
-def general(dtype: str, least: int, blocks: Blocks) -> Launch:
+def general(dtype: str, least: int, blocks: Blocks, semiring: str = "") -> Launch:
     """Return the kernel without packing for every shape, to be cut as a C of at least so many columns is."""
     target, element = host(), dtypes.get(dtype)
-    entries = load(target, Problem(2, 2, 2, dtype, dtype), direct_image(target, dtype))
+    entries = load(target, Problem(2, 2, 2, dtype, dtype), direct_image(target, dtype, semiring))
     lanes = target.lanes(element.size)
     nv = 1 if least <= lanes else direct_tile(target)[1]
     each = _step(1) / lanes * max(lanes / least, _RAGGED)
@@ -408,15 +409,15 @@ def general(dtype: str, least: int, blocks: Blocks) -> Launch:
     return Launch(entries["direct"], element.llvm, element.size, lambda m, n, k: blocks, unit=unit)
 
 
-def direct_image(target: Target, dtype: str) -> Image:
+def direct_image(target: Target, dtype: str, semiring: str = "") -> Image:
     """Return the image of the kernel without packing for every shape."""
 
     def generate() -> Module:
         from gemmery.cpu import direct as unpacked
 
-        return unpacked.general(target, dtype)
+        return unpacked.general(target, dtype, semiring)
 
-    return f"direct_{dtype}", generate
+    return f"direct_{dtype}{semiring}", generate
 
 
 def dots_refuses(problem: Problem) -> str:

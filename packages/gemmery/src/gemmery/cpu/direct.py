@@ -21,6 +21,7 @@ from gemmery.cpu.ir import Function, Module, Value, Var
 from gemmery.cpu.ir_types import SIZES, vector
 from gemmery.cpu.long_k import even
 from gemmery.cpu.target import Target, direct_tile
+from gemmery.cpu.ukernel import SEMIRINGS, Product, added, multiply_add
 from gemmery.tuples import NamedTuple
 
 
@@ -39,13 +40,14 @@ class Cut(NamedTuple):
     nv_edge: int
     masked: bool
     scaled: bool  # alpha is not 1, or beta is not 0
+    semiring: str = ""
 
     @property
     def name(self) -> str:
         """A name that says everything above: part of the cache key."""
         flags = "".join(letter for letter, on in (("m", self.masked), ("s", self.scaled)) if on)
         rows, columns = f"{self.mr}-{self.mr_edge}", f"{self.nv}-{self.nv_edge}"
-        return f"direct_{self.dtype}_{self.a_layout}_{rows}x{columns}{flags}"
+        return f"direct_{self.dtype}{self.semiring}_{self.a_layout}_{rows}x{columns}{flags}"
 
 
 # Rows of A a multiple of 4 KiB apart share one set of the L1 cache, which has 8 ways or more, so tiles of such rows
@@ -59,7 +61,9 @@ _LINE = 64  # bytes of a cache line
 _AHEAD_FROM = 10
 
 
-def cut(target: Target, dtype: str, a_layout: str, m: int, n: int, k: int, scaled: bool, rows: int = 0) -> Cut:
+def cut(
+    target: Target, dtype: str, a_layout: str, m: int, n: int, k: int, scaled: bool, rows: int = 0, semiring: str = ""
+) -> Cut:
     """Choose tiles for an m x n product: as wide as C, then as tall as the registers allow, of nearly equal height.
 
     `rows` above 0 sets the height instead.
@@ -77,7 +81,7 @@ def cut(target: Target, dtype: str, a_layout: str, m: int, n: int, k: int, scale
     mr = -(-m // count)
     whole = n // (nv * lanes) * nv
     masked = n % lanes != 0
-    return Cut(dtype, a_layout, mr, m % mr, nv if whole else 0, vectors - whole, masked, scaled)
+    return Cut(dtype, a_layout, mr, m % mr, nv if whole else 0, vectors - whole, masked, scaled, semiring)
 
 
 def direct(target: Target, shape: Cut) -> Module:
@@ -112,7 +116,8 @@ def direct(target: Target, shape: Cut) -> Module:
         mask = f.first_lanes(rest, lanes) if shape.masked else None
 
         scale = (f.load(element, args.alpha), f.load(element, args.beta)) if shape.scaled else None
-        tile = _Tile(f, element, lanes, k, block, a_row, a_col, b_row, c_row, scale)
+        product = _product(shape.dtype, shape.semiring)
+        tile = _Tile(f, product, lanes, k, block, a_row, a_col, b_row, c_row, scale)
 
         def rows(j: Value, nv: int, mask: Value | None) -> None:
             """Compute one column of tiles."""
@@ -131,11 +136,17 @@ def direct(target: Target, shape: Cut) -> Module:
     return module
 
 
+def _product(dtype: str, semiring: str) -> Product:
+    """Return the types of a product, which is added up in the elements of C, and its step."""
+    element = dtypes.get(dtype).llvm
+    return Product(dtype, dtype, element, element, step=semiring or "fma")
+
+
 class _Tile(NamedTuple):
     """The values that all tiles of a function share."""
 
     f: Function
-    element: str
+    product: Product
     lanes: int
     k: Value
     block: Value  # of k
@@ -144,6 +155,11 @@ class _Tile(NamedTuple):
     b_row: Value
     c_row: Value
     scale: tuple[Value, Value] | None = None
+
+    @property
+    def element(self) -> str:
+        """The LLVM type of the elements of A, B and C."""
+        return self.product.accumulator
 
 
 def _compute(
@@ -166,8 +182,10 @@ def _compute(
     """
     f, size = t.f, SIZES[t.element]
     wide = vector(t.lanes, t.element)
+    begins = SEMIRINGS[t.product.step][2] if t.product.step in SEMIRINGS else 0
     with f.loop(0, f.max(t.k, 1), t.block) as p:
-        totals = [[f.var(f.zero(wide)) for _ in range(nv)] for _ in range(mr)]
+        start = f.const(wide, begins)
+        totals = [[f.var(start) for _ in range(nv)] for _ in range(mr)]
         # x86 addresses base, base + a_row and base + 2 a_row from one base and one index: one for every three rows.
         bases = [f.var(a + p * t.a_col + t.a_row * r) for r in range(0, mr, 3)]
         row = f.var(b + p * t.b_row)
@@ -187,7 +205,7 @@ def _compute(
                     number = f.load(t.element, from_here + t.a_row * (r % 3), align=size)
                     scale = f.broadcast(number, t.lanes)
                     for v in range(nv):
-                        totals[r][v].value = f.fma(scale, columns[v], totals[r][v].value)
+                        totals[r][v].value = multiply_add(f, t.product, scale, columns[v], totals[r][v].value)
                 base.value = from_here + t.a_col
         _store(t, totals, c, c_mask, p > 0)
 
@@ -203,7 +221,7 @@ def _store(t: _Tile, totals: list[list[Var]], c: Value, mask: Value | None, late
     if t.scale is None:
         with f.if_(later):
             for total, at, last in places:
-                total.value = f.load_masked(wide, at, last) + total.value
+                total.value = added(f, t.product, f.load_masked(wide, at, last), total.value)
     for total, at, last in places:
         if t.scale:
             alpha, beta = t.scale[0], f.select(later, f.const(t.element, 1), t.scale[1])
@@ -256,16 +274,16 @@ def heights(target: Target, nv: int, masked: bool = True) -> tuple[int, ...]:
     return tuple(mr for mr in every if mr in (1, 2, 3, 4, 6, 8, 12) or (mr < 7 and not masked))
 
 
-def general(target: Target, dtype: str) -> Module:
+def general(target: Target, dtype: str, semiring: str = "") -> Module:
     """Return the module for every shape of a type; its entry is `direct`, C = alpha A B + beta C."""
-    module = Module(target)
-    element = dtypes.get(dtype).llvm
+    module, product = Module(target), _product(dtype, semiring)
+    element = product.accumulator
     lanes, size = target.lanes(SIZES[element]), SIZES[element]
     _finish(module, element, lanes)
     widths = _widths(target, lanes)
     for width in widths:
         for mr in heights(target, width.nv, width.masked):
-            _column(module, element, lanes, mr, width)
+            _column(module, product, lanes, mr, width)
         _rows(module, width, lanes, size)
     largest = max(heights(target, width.nv)[-1] * width.nv for width in widths)
     with module.function("direct", ("ptr", "args")) as f:
@@ -341,12 +359,12 @@ def _stores_its_mask(target: Target, width: _Width) -> bool:
     return not width.masked or target.isa == "avx512"
 
 
-def _column(module: Module, element: str, lanes: int, mr: int, width: _Width) -> None:
+def _column(module: Module, product: Product, lanes: int, mr: int, width: _Width) -> None:
     """Define `column_MRxWIDTH`: tiles of mr rows, from row `first` to `last`, in the columns from `j` on."""
     with module.function(f"column_{mr}x{width.name}", *_COLUMN, local=True) as f:
         args = Args(f, f["args"])
-        a, b = args.a, args.b + f["j"] * SIZES[element]
-        tile = _Tile(f, element, lanes, args.k, f["block"], args.a_row, args.a_col, args.b_row, f["c_row"])
+        a, b = args.a, args.b + f["j"] * SIZES[product.accumulator]
+        tile = _Tile(f, product, lanes, args.k, f["block"], args.a_row, args.a_col, args.b_row, f["c_row"])
         mask = f.first_lanes(f["left"], lanes) if width.masked else None
         c_mask = mask if _stores_its_mask(f.target, width) else None
         with f.loop(f["first"], f["last"], mr) as i:

@@ -57,7 +57,7 @@ def _head() -> list[int]:
         *map(id, objects.ERROR_STATE),
         *_ZEROS[: len(layout.BUILTINS)],
         *map(id, objects.KEYWORDS),
-        *map(id, objects.ACTIVATIONS),
+        *map(id, (*objects.ACTIVATIONS, *objects.SEMIRINGS)),
         *objects.numpy_functions(),
         *(ctypes.cast(function, ctypes.c_void_p).value or 0 for function in python),
         pool.entries()["run"],

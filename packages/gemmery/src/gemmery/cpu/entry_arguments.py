@@ -20,7 +20,7 @@ POSITIONS = {
     "vecdot": (("a", "b"), 2),
 }
 NAMES = {
-    "matmul": {"out": "out", "bias": "bias", "activation": "activation", "dtype": "dtype", "threads": "threads"},
+    "matmul": {name: name for name in ("out", "bias", "activation", "dtype", "threads", "semiring")},
     "gemm": {"beta": "beta", "c": "old", "out": "out", "threads": "threads"},
     "gemv": {"y": "old", "alpha": "alpha", "beta": "beta", "out": "out", "threads": "threads"},
 }
@@ -216,7 +216,7 @@ def _read_any(f: Function, table: Value, x: Value, record: Value, name: str, goo
 
 
 def _epilogue(f: Function, head: Args, table: Value, slots: Args, record: Value, good: Var) -> None:
-    """Read the bias, the activation and the dtype of a matmul."""
+    """Read the bias, the activation, the semiring and the dtype of a matmul."""
     fields = Args(f, record, CALL)
     bias, activation, dtype = slots.bias, slots.activation, slots.dtype
     with f.if_(_passed(f, head, dtype)):
@@ -227,12 +227,16 @@ def _epilogue(f: Function, head: Args, table: Value, slots: Args, record: Value,
         with f.else_():
             fields.bias_kind = layout.ARRAY_BIAS
             _optional(f, head, table, bias, record, "bias", good)
-    with f.if_(_passed(f, head, activation)):
-        number = f.index(0)
-        for i, name in enumerate(objects.ACTIVATIONS, 1):
-            number = f.select(same(f, activation, getattr(head, f"is_{name}")), f.index(i), number)
-        good.value = good.value & number.differs(0)
-        fields.options = fields.options | number << layout.ACTIVATION_SHIFT
+    for passed, names, shift in (
+        (activation, objects.ACTIVATIONS, layout.ACTIVATION_SHIFT),
+        (slots.semiring, objects.SEMIRINGS, layout.SEMIRING_SHIFT),
+    ):
+        with f.if_(_passed(f, head, passed)):
+            number = f.index(0)
+            for i, name in enumerate(names, 1):
+                number = f.select(same(f, passed, getattr(head, f"is_{name}")), f.index(i), number)
+            good.value = good.value & number.differs(0)
+            fields.options = fields.options | number << shift
 
 
 def _scalars(f: Function, head: Args, table: Value, slots: Args, record: Value, good: Var) -> None:

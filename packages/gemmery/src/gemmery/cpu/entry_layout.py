@@ -36,7 +36,7 @@ HEAD = pointers(
     "tuple_type", "dict_type", "error_state", "ignoring",
     *(f"python_{name}" for name in BUILTINS),
     *(f"name_{name}" for name in objects.KEYWORDS),
-    *(f"is_{name}" for name in objects.ACTIVATIONS),
+    *(f"is_{name}" for name in (*objects.ACTIVATIONS, *objects.SEMIRINGS)),
     "new_array", "new_copy", "copy_into", "from_array", "to_scalar",  # NumPy's functions
     "incref", "decref", "save_thread", "restore_thread", "vectorcall", "integer",  # Python's
     "clear_error", "set_context", "reset_context", "dict_item", "new_tuple",
@@ -58,7 +58,7 @@ OPERANDS = ("a", "b", "out", "old", "bias")  # `old` is the C that beta multipli
 MOST_WORDS = 32  # of a key; products with more dimensions are Python's
 CALL = (
     *((f"{operand}_{name}", type_) for operand in OPERANDS for name, type_ in OPERAND),
-    *words("options"),  # SCALED, BETA, and the number of the activation
+    *words("options"),  # SCALED, BETA, and the numbers of the activation and of the semiring
     ("alpha", "double"), ("alpha_imag", "double"), *words("alpha_integer"),
     ("beta", "double"), ("beta_imag", "double"), *words("beta_integer"),
     *words("integral"),  # 1: alpha and beta are integers
@@ -72,10 +72,11 @@ SCALED, BETA, ACTIVATION_SHIFT = 1, 2, 2  # in options: alpha or beta, beta alon
 WIDENS, THREADS = 16, 32  # in options: the caller chose the type of the result, or the number of threads
 # In options: a contraction, by builtin. Its expression or axes, or None, take the place of dtype in a call and a key.
 CONTRACTION = {"einsum": 64, "tensordot": 128, "vecdot": 256}
+SEMIRING_SHIFT = 9  # in options: the semiring's number, from here on
 NO_BIAS, ARRAY_BIAS, NUMBER_BIAS = range(3)
 
 # What the parsers fill in: objects, NULL where the caller passed none.
-ARGUMENTS = pointers("a", "b", "out", "bias", "activation", "alpha", "beta", "old", "dtype", "threads")
+ARGUMENTS = pointers("a", "b", "out", "bias", "activation", "alpha", "beta", "old", "dtype", "threads", "semiring")
 
 MOST_DIMENSIONS = 8  # of a result
 LOOPS = 3  # around the kernel
@@ -250,6 +251,7 @@ class Kind(NamedTuple):
     dtype: object = None  # the object passed as dtype=, which identifies it; the table keeps it alive
     threads: int | None = None  # one of those that Python has as one object each, or None
     contraction: str = ""  # the builtin; `dtype` is its expression or axes, or None
+    semiring: str = ""
 
     def key(self) -> Key:
         """Return the key, as compiled code writes it."""
@@ -269,6 +271,8 @@ class Kind(NamedTuple):
         if self.threads is not None:
             words[0] |= THREADS << 32
             words.append(id(self.threads))
+        if self.semiring:
+            words[0] |= objects.SEMIRINGS.index(self.semiring) + 1 << SEMIRING_SHIFT + 32
         return Key(words, hashed(words))
 
 

@@ -29,6 +29,7 @@ C_CONTIGUOUS, F_CONTIGUOUS = 1, 2  # in FLAGS
 
 KEYWORDS = tuple(map(sys.intern, ("out", "alpha", "beta", "c", "y", *keywords.OPTIONS)))
 ACTIVATIONS = tuple(map(sys.intern, keywords.ACTIVATIONS))
+SEMIRINGS = tuple(map(sys.intern, keywords.SEMIRINGS[:3]))  # those of a kernel
 _DOUBLES: tuple[Any, ...] = (0.1, np.float64(0.2), 0.3 + 0.4j)
 _SINGLE = np.float32(0.5)
 # The variable of the context in which NumPy keeps np.errstate, and its value for all="ignore".

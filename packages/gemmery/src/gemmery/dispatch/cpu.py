@@ -150,7 +150,9 @@ def _few_columns(problem: Problem, target: Target) -> bool:
 def ranking(problem: Problem, target: Target) -> list[tuple[str, str]]:
     """Return the names of rungs that suit a problem, best first, each with the reason in words."""
     if problem.semiring:
-        return [("packed", f"{problem.semiring}: its micro-kernel has two instructions in place of a multiply-add")]
+        p, step = problem.by_rows(), f"{problem.semiring}: two instructions in place of a multiply-add"
+        small = p.k * p.n * dtypes.get(p.dtype).size < direct_b(target, p.dtype, p.m, p.n) and p.k <= deepest(target)
+        return [("direct", f"{step}; B stays in cache")] * small + [("packed", step)]
     if _in_halves(problem, target):
         return [("amx_halves", "float16 as two bfloat16 that add up to it: four products on the tile unit")]
     if problem.b_layout == "packed":

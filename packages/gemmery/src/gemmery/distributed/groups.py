@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from gemmery.errors import ArgumentError
+from gemmery.errors import ArgumentError, brief
 
 _distributed: Any = dist  # parts of PyTorch have no types
 _c10d: Any = c10d
@@ -21,11 +21,17 @@ _turns: dict[str, int] = {}  # by group: how often its ranks told each other som
 
 def group_name(group: Any) -> str:
     """Return the name of a process group, of all ranks by default."""
-    if isinstance(group, str):
+    if torch.compiler.is_compiling() and isinstance(group, str):
         return group
     if not torch.compiler.is_compiling() and not _distributed.is_initialized():
         raise ArgumentError("there is no process group: call torch.distributed.init_process_group first")
-    result: str = (_distributed.group.WORLD if group is None else group).group_name
+    try:
+        own = resolve(group) if isinstance(group, str) else _distributed.group.WORLD if group is None else group
+        result: str = own.group_name
+    except (RuntimeError, AttributeError) as error:
+        raise ArgumentError(
+            f"group={brief(group)} is no process group of this rank: pass one, its group_name, or None for all ranks"
+        ) from error
     return result
 
 

@@ -277,6 +277,7 @@ CPU = (
         parent="simd_tile",
         dtypes=(*_FLOATS, *_INTEGERS),
         build=build.direct,
+        semirings=True,
         space={"mr": (4, 8, 12, 16), "specialised": (0, 1)},
         lesson=(
             "Packing copies m k + k n elements to speed up m n k multiply-adds. In small or thin products there are "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from gemmery import api, cache, config
 from gemmery.api.grouped import grouped_matmul
 from gemmery.cpu import jit, threads
 from gemmery.cpu.target import host
-from gemmery.errors import RefusedError
+from gemmery.errors import ArgumentError, RefusedError, brief
 from gemmery.torch.operators import product
 
 _torch: Any = torch
@@ -49,8 +50,10 @@ def install(ratios: Ratios | None = None) -> AbstractContextManager[object]:
     longer. Gradients, torch.compile and autocast are as before, since the kernels below autograd are exchanged. As a
     context manager it ends with `uninstall`.
 
-    Raises RefusedError for a PyTorch without `torch.library.get_kernel`.
+    Raises ArgumentError for ratios of another form, and RefusedError for a PyTorch without `torch.library.get_kernel`.
     """
+    if ratios is not None:
+        _check_ratios(ratios)
     if not hasattr(_torch.library, "get_kernel"):
         raise RefusedError(f"PyTorch {torch.__version__} has no torch.library.get_kernel: install 2.10 or newer")
     if not _libraries:
@@ -65,6 +68,18 @@ def install(ratios: Ratios | None = None) -> AbstractContextManager[object]:
     stack = ExitStack()
     stack.callback(uninstall)
     return stack
+
+
+def _check_ratios(ratios: Any) -> None:
+    """Raise ArgumentError unless these are numbers by element type and shape."""
+    known, form = (*TYPES, *APART), re.compile(r"\d+x\d+x\d+")
+    for name, row in ratios.items() if isinstance(ratios, Mapping) else ((ratios, None),):
+        numbers = row.items() if isinstance(row, Mapping) else (("", row),)
+        if name not in known or not all(form.fullmatch(str(x)) and isinstance(y, int | float) for x, y in numbers):
+            raise ArgumentError(
+                f"ratios={brief(ratios)}: pass a dict of {', '.join(known)}, each with a dict of shapes, such as "
+                "{'float16': {'32x32x32': 2.0}}, or leave it out to measure them"
+            )
 
 
 def uninstall() -> None:

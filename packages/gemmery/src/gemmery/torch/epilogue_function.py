@@ -13,6 +13,7 @@ from gemmery import api, dtypes
 from gemmery.api import finished
 from gemmery.api.epilogue_terms import sides_of, with_kinds
 from gemmery.api.opaque import opaque
+from gemmery.api.options import viewed
 from gemmery.arrays import view
 from gemmery.epilogues.gradient import COTANGENT, SUM, gradient
 from gemmery.epilogues.graph import EpilogueGraph, GraphBuilder, GraphOutput
@@ -42,6 +43,8 @@ class FusedProduct:
         """
         weights = weight if isinstance(weight, tuple) else (weight,)
         for z in (x, *weights):
+            if isinstance(z, torch.Tensor) and (z.is_nested or z.layout is not torch.strided):
+                viewed("x" if z is x else "weight", z)  # raises
             if not isinstance(z, torch.Tensor) or (z is x and not z.ndim) or (z is not x and z.ndim != 2):
                 raise ArgumentError(f"{brief(z)}: fused multiplies tensors, an x of (..., k) by weights of (k, n)")
         function, values = finished.bound(self.epilogue(**operands), None)

@@ -14,16 +14,22 @@ from typing import Any
 import torch
 import torch.utils.flop_counter
 
-from gemmery.errors import ArgumentError, brief
+from gemmery.arrays.pytorch import NESTED
+from gemmery.errors import ArgumentError, LayoutError, brief
 from gemmery.keywords import Activation, Precision
 from gemmery.torch import operators, quantization
 from gemmery.torch.gradients import ACTIVATIONS, LINEAR, MATMUL, PLAIN, Formula, is_compiling, watched
 
 
 def check_tensors(function: str, **arguments: Any) -> None:
-    """Raise ArgumentError unless arguments are tensors, or objects that take the place of one; a bias may be None."""
+    """Raise ArgumentError unless arguments are tensors, or objects that take the place of one; a bias may be None.
+
+    Raises LayoutError for nested tensors.
+    """
     register_sharding()  # a DTensor may be among them
     for name, x in arguments.items():
+        if getattr(x, "is_nested", False) is True:
+            raise LayoutError(f"{name}: {NESTED}")
         if hasattr(type(x), "__torch_function__") or (name == "bias" and x is None):
             continue
         raise ArgumentError(

@@ -18,7 +18,8 @@ from torch.autograd.function import _SingleLevelFunction
 from gemmery import api, dtypes
 from gemmery.api.grouped import grouped_matmul
 from gemmery.arrange import result_shape
-from gemmery.errors import DeviceError, DTypeError, ShapeError
+from gemmery.arrays.pytorch import NESTED
+from gemmery.errors import DeviceError, DTypeError, LayoutError, ShapeError
 from gemmery.torch import gradients
 from gemmery.torch.gradients import Formula, bilinear, check_weight, have_tangents
 
@@ -99,6 +100,8 @@ def layer(
 ) -> Any:
     """Return activation(input @ weight.T + bias) for tensors with memory."""
     check_types(input, weight)
+    if weight.is_nested:
+        raise LayoutError(f"weight: {NESTED}")
     check_weight(weight.shape)
     multiply: Any = api.matmul
     try:

@@ -123,6 +123,9 @@ def overlapped(rank, ranks):
             function([[1.0]] if rank == 1 else x, w)
         with pytest.raises(ShapeError, match="rank 1"):
             function(torch.tensor(1.0) if rank == 1 else x, w)
+        for group in "x", 3:
+            with pytest.raises(ArgumentError, match=f"group={group!r} is no process group of this rank: pass one"):
+                function(x, w, group=group)
 
 
 class Block(torch.nn.Module):

@@ -302,6 +302,8 @@ def test_lists_buffers_subclasses_and_exporters():
     assert type(gm.tensordot(a.view(Own), a.T, 1)) is Own
     half = a.astype(ml_dtypes.bfloat16)
     assert gm.tensordot(half, half.T, 1).dtype == half.dtype
+    assert gm.tensordot(memoryview(a.astype("i1")), half.T, 1).dtype == half.dtype  # no memoryview of bfloat16
+    assert np.array_equal(gm.vecdot(memoryview(a), a, keepdims=True), np.vecdot(a, a, keepdims=True))
     with pytest.raises(gm.LayoutError, match="masks"):
         gm.vecdot(np.ma.masked_array(a), a)
 
@@ -507,6 +509,26 @@ def test_operands_of_several_types_and_kinds():
     out = torch.zeros(3, 3)
     assert gm.einsum("ij,ji->ij", x, y, out=out) is out
     assert torch.allclose(out, x * y.T)
+    for expression in ("ij,ij->ij", "ij,kj->j"):
+        mixed = gm.einsum(expression, x.numpy(), y)
+        assert type(mixed) is torch.Tensor
+        assert torch.allclose(mixed, torch.einsum(expression, x, y), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("expression", ["ij,jk->k", "ji,j->", "ij,jk->kj", "ji,jk->k"])
+def test_an_operand_summed_first_neither_wraps_nor_rounds(expression):
+    lengths = {"i": 3000, "j": 4, "k": 3}
+    a, b = (np.ones([lengths[letter] for letter in term]) for term in expression.split("->")[0].split(","))
+    expected = np.einsum(expression, a, b)
+    for x, y in ((a.astype("i1"), b.astype("i8")), (a.astype("?"), b.astype("i4")), (a.astype("f2"), b)):
+        result = gm.einsum(expression, x, y)
+        assert result.dtype == y.dtype
+        assert np.array_equal(result, expected)
+    for name in ("f2", ml_dtypes.bfloat16):  # 3000 * 128 is beyond float16
+        result = gm.einsum(expression, (a * 128).astype(name), (b / 256).astype(name))
+        assert result.dtype == name
+        assert np.array_equal(result, (expected / 2).astype(name))
+    assert type(gm.einsum("i,j->", a[:, 0].astype("f2"), b.ravel().astype("f2"))) is np.float16
 
 
 @pytest.mark.parametrize("name", ["f32", "f64", "int32", "uint64", "f16", "complex64"])

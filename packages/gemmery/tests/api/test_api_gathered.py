@@ -75,6 +75,12 @@ def test_tensors_have_the_same_bits():
     result = gm.grouped_matmul(*halves, offsets=ends.tolist(), gather=token.tolist(), scatter=tensors[3])
     assert result.dtype is torch.bfloat16
     np.testing.assert_allclose(result.float().numpy(), wanted, rtol=2e-2, atol=2)
+    for name in ("int8", "uint8", "int32", "int64", "bool", "complex64"):  # which PyTorch does not add by segments
+        x, y = (z.abs().to(getattr(torch, name)) for z in tensors[:2])
+        result = gm.grouped_matmul(x, y, offsets=ends, gather=token, scatter=token)
+        exact = gm.grouped_matmul(x.numpy(), y.numpy(), offsets=ends, gather=token, scatter=token)
+        assert result.dtype is x.dtype
+        np.testing.assert_array_equal(result.numpy(), exact)
 
 
 @pytest.mark.parametrize(
@@ -135,3 +141,5 @@ def test_other_arrays_are_refused():
                 gm.grouped_matmul(array, b, offsets=[1, 1, 1, 1], gather=index)
     for x, y, index in ((a, b, torch.tensor([3])), (*map(torch.from_numpy, (a, b)), np.array([3], np.uint16))):
         np.testing.assert_array_equal(gm.grouped_matmul(x, y, offsets=[1] * 4, gather=index), a[3:4] @ b[0])
+    with pytest.raises(LayoutError, match="b is a Tensor and a an array of NumPy"):
+        gm.grouped_matmul(a, torch.from_numpy(b), offsets=[1] * 4, scatter=[0] * 23)

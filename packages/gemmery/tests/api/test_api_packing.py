@@ -400,6 +400,14 @@ def test_the_compiled_entry_takes_packed_matrices(name, wide, monkeypatch):
         gm.einsum("ij,jk->ik", x, packed[0])
 
 
+def test_the_compiled_entry_converts_no_panels():
+    a = np.ones((5, 7), ">f4")
+    packed, codes = gm.pack(np.ones((7, 3), "f4")), gm.quantize(np.ones((8, 3), "f4"), "float8_e4m3")
+    for _ in range(4):  # from the second call on the compiled entry knows the types
+        assert (gm.matmul(a, packed) == 7).all()
+        assert (gm.matmul(a[:, :1].repeat(8, 1), codes) == 8).all()
+
+
 def test_the_compiled_entry_keeps_kinds_of_packed_matrices_apart():
     w = random((32, 48), "int8", 1)
     x = random((4, 32), "int8", 2)

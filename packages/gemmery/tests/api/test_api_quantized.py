@@ -93,9 +93,10 @@ def test_an_element_is_near_that_of_the_weight(format_, group, zero_points, erro
 
 
 @pytest.mark.parametrize(("format_", "group", "zero_points", "_"), KINDS)
-def test_a_pickle_and_other_libraries_have_the_same_bits(format_, group, zero_points, _):
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_pickle_and_other_libraries_have_the_same_bits(format_, group, zero_points, _, dtype):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    w = weight(128, 5)
+    w = weight(128, 5).astype(dtype)
     matrix = gm.quantize(w, format_, group, zero_points=zero_points)
     again = pickle.loads(pickle.dumps(matrix))
     tensors = gm.quantize(torch.from_numpy(w), format_, group, zero_points=zero_points)

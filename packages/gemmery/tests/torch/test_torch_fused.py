@@ -161,3 +161,11 @@ def test_wrong_calls_are_refused():
             gemmery.torch.fused(lambda c: c)(*wrong)
     with pytest.raises(gm.ArgumentError, match="no operand 'd'"):
         gemmery.torch.fused(lambda c, b: c + b)(x, w, d=1)
+
+
+def test_second_derivatives_are_refused():
+    layer = gemmery.torch.fused(lambda c: F.silu(c) + 1)
+    x, weight = torch.ones(2, 3, requires_grad=True), torch.ones(3, 2)
+    with pytest.raises(gm.ArgumentError, match="no second derivatives; write it with"):
+        torch.autograd.grad(layer(x, weight).sum(), x, create_graph=True)
+    assert torch.isfinite(torch.autograd.grad(layer(x, weight).sum(), x)[0]).all()

@@ -154,6 +154,7 @@ def _rounded(largest: Any, top: float, dtype: str) -> Any:
     float16 has subnormal factors for every group below 0.0077. `top` times the factor of a finite group is finite.
     """
     xp, (most, normal, step) = library_of(largest), _limits(dtype)
+    most = min(most, float(xp.finfo(largest.dtype).max))  # PyTorch compares float32 with no larger number
     scales = over(largest, top)
     scales = xp.where(largest <= most, xp.clip(scales, None, most / top * (1 - step)), scales)
     return cast(xp.where((scales > 0) & (scales < normal), scales + normal * step / 2, scales), dtype)

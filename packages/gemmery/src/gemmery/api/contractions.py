@@ -146,10 +146,12 @@ def _vecdot(a: Any, b: Any, /, out: Any = None, *, axis: int = -1, keepdims: boo
         if shape[place : place + 1] != (1,):
             raise ShapeError(f"out has shape {shape}: with keepdims=True its dimension {place} has length 1")
         target = out.squeeze(place)
-    result = contract(arrays.kind(a, b), labels, x, y, target, keywords)
-    if out is not None:
-        return out
-    return result[(slice(None),) * place + (None,)] if keepdims else result
+    like = arrays.kind(a, b)
+    result = contract(like, labels, x, y, target, keywords)
+    if out is not None or not keepdims:
+        return result if out is None else out
+    result = np.asarray(result) if isinstance(result, memoryview) else result
+    return arrays.wrap(like, result[(slice(None),) * place + (None,)])
 
 
 if TYPE_CHECKING:

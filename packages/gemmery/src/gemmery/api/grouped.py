@@ -342,6 +342,9 @@ def _gathered(a: Any, b: Any, offsets: Any, out: Any, gather: Any, scatter: Any,
         raise LayoutError(
             f"a is a {type(a).__name__}: gather= and scatter= take arrays of NumPy and tensors of PyTorch"
         )
+    kinds = (np.ndarray, list, tuple, *array_libraries.QUANTIZED)
+    if torch is None and scatter is not None and not isinstance(b, kinds):
+        raise LayoutError(f"b is a {type(b).__name__} and a an array of NumPy: with scatter= pass two of one library")
     if gather is not None:
         a = a[_index("gather", gather, None, x.shape[0], a, torch)]
     if scatter is None:
@@ -399,8 +402,14 @@ def _added(each: Any, to: Any, last: int, rows: int, dtype: np.dtype[Any]) -> An
 
 def _added_by_torch(torch: Any, each: Any, to: Any, offsets: Any, rows: int) -> Any:
     """Return the same of tensors, without waiting for a device; rows of no group are added to one more row."""
+    if each.is_complex():
+        return torch.view_as_complex(_added_by_torch(torch, torch.view_as_real(each), to, offsets, rows))
     ends = torch.as_tensor(offsets, device=to.device)
     inside = torch.arange(len(to), device=to.device) < (ends[-1] if len(ends) else 0)
-    to, order = torch.sort(torch.where(inside, to, rows), stable=True)
+    to = torch.where(inside, to, rows)
+    if not each.is_floating_point():  # in any order, and not as unsigned types, which PyTorch does not add
+        each = each.view(getattr(torch, f"int{8 * each.itemsize}"))
+        return each.new_zeros(rows + 1, each.shape[1]).index_add_(0, to, each)[:rows]
+    to, order = torch.sort(to, stable=True)
     counts = torch.searchsorted(to, torch.arange(rows + 2, device=to.device)).diff()
     return torch.segment_reduce(each[order], "sum", lengths=counts, axis=0, initial=0, unsafe=True)[:rows]

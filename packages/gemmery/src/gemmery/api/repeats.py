@@ -115,7 +115,8 @@ _tiers = functools.cache(config.tiers)  # reading the environment takes 1.5 us
 
 def _tell_of_types(call: Call, kind: Kind, result: np.dtype[Any]) -> None:
     """Let the entry convert operands and a bias like these."""
-    if kind.a.dtype is not call.a.dtype or kind.b.dtype is not call.b.dtype:
+    converts = kind.a.dtype is not call.a.dtype or kind.b.dtype is not call.b.dtype
+    if converts and not isinstance(call.y, PackedView):  # NumPy cannot read a stand-in for panels
         entry.promote(call.a.dtype, call.b.dtype, result)
     used: Any = None if kind.bias is None or call.common != call.result else kind.bias.dtype
     if isinstance(used, np.dtype) and used is not call.terms.bias_array.dtype:  # a tensor's bias is not converted

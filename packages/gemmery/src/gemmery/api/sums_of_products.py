@@ -69,7 +69,8 @@ def sum_of_products(factors: list[Factor], c: Dimensions, options: dict[str, Any
     if len(factors) == 2 and is_product(left, right, c):
         with suppress(ShapeError) if _may_repeat(left, x, right, y) else nullcontext():
             return contract(like, Labels(left, right, c), x, y, out, options)
-    own = arrays.allocates(like)
+    own = all(arrays.allocates(factor.array) for factor in factors)
+    result, wide = _result(x, y, options.get("dtype")), options
     left, a = diagonals(left, with_transposes(x, own))
     if len(factors) == 1:
         right = tuple(label for label in left if label not in c)
@@ -79,12 +80,19 @@ def sum_of_products(factors: list[Factor], c: Dimensions, options: dict[str, Any
     else:
         right, b = diagonals(right, with_transposes(y, own))
         left, a, right, b = repeated_once(left, a, right, b)
-        left, a = _reduced(left, a, {*right, *c}, options)
-        right, b = _reduced(right, b, {*left, *c}, options)
-    x, y = view(a), view(b)
+        if x.device == "cpu":  # sums that neither wrap nor round where the result would not
+            wide = {**options, "dtype": get(result).accumulator if get(result).kind == "f" else result}
+        reduced = [_reduced(left, a, {*right, *c}, wide), _reduced(right, b, {*left, *c}, wide)]
+        wide = wide if {left, right} - {labels for labels, _ in reduced} else options
+        (left, a), (right, b) = reduced
+    x, y, labels = view(a), view(b), Labels(left, right, c)
+    target, between = out, _result(x, y, wide.get("dtype"))
+    if out is None and (between != result or own != arrays.allocates(like)):
+        target = arrays.empty(like, shape_of(labels, x.shape, y.shape), result).owner
     if is_product(left, right, c):
-        return contract(like, Labels(left, right, c), x, y, out, options)
-    product = multiplied(Labels(left, right, c), a, b, _result(x, y, options.get("dtype")), out)
+        product = contract(like, labels, x, y, target, options)
+    else:
+        product = multiplied(labels, a, b, between, target)
     return product if out is not None else arrays.wrap(like, product)
 
 

@@ -122,7 +122,7 @@ def wrap(like: object, result: Any) -> Any:
     if type(like) is not np.ndarray:
         if isinstance(like, np.ndarray):
             return _wrapped(like, result)
-        if isinstance(like, memoryview):
+        if isinstance(like, memoryview) and result.dtype.kind != "V":  # bfloat16 has no format of a buffer
             return memoryview(result)  # type: ignore[arg-type]
         if hasattr(like, "__dlpack__") and hasattr(like, "__array_namespace__"):
             return like.__array_namespace__().from_dlpack(_exporter(result))

@@ -7,7 +7,6 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from gemmery import api, dtypes
 from gemmery.api import finished
@@ -39,7 +38,8 @@ class FusedProduct:
         `x` is (..., k), a weight (k, n). Operands are those of the epilogue, tensors or numbers. The backward pass does
         not record gradients of its own.
 
-        Raises the errors of `gemmery.matmul`, and ArgumentError for a weight that is no matrix.
+        Raises the errors of `gemmery.matmul`, and ArgumentError for a weight that is no matrix, and for second
+        derivatives.
         """
         weights = weight if isinstance(weight, tuple) else (weight,)
         for z in (x, *weights):
@@ -135,8 +135,12 @@ class _FusedFunction(_Function):
         return results if len(results) > 1 else results[0]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:
+        if torch.is_grad_enabled():  # the terms that are not recorded would be lost without a word
+            raise ArgumentError(
+                f"create_graph=True: {ctx.fused.__name__}, which is fused, has no second derivatives; write it with "
+                "gemmery.torch.matmul and PyTorch's functions, which have them"
+            )
         x, *saved = ctx.saved_tensors
         weights, saved = saved[: ctx.count], saved[ctx.count :]
         tensors = iter(saved)

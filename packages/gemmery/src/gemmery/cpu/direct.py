@@ -336,7 +336,7 @@ def _rows(module: Module, width: _Width, lanes: int, size: int) -> None:
                     done.value = start + _WAYS
                     f.call(
                         f"copying_{width.name}", f["args"], start, done.value, p, end, b.value, b_row.value, f["left"],
-                        c + start * c_row, c_row, f["block"], f["room"],
+                        c, c_row, f["block"], f["room"],
                     )  # fmt: skip
                     b.value, b_row.value = f["room"] + p * -row, f.index(row)
             with f.while_() as again:

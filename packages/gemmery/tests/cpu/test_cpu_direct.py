@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -58,6 +61,49 @@ def test_every_tile_has_the_bits_of_a_chain(name):
             a, b, c = operands(name, (m, int(n), k), layouts, old)
             expected = chain(a.array, b.array, c.array.copy(), alpha, beta)
             assert multiply(a, b, c, alpha, beta, {}) == expected.tobytes(), (m, n, k, layouts, alpha, beta)
+
+
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("layout", ROWS)
+def test_many_rows_have_the_bits_of_few(name, layout):
+    """Rows of so many that the first tile copies B: in every width of tiles, in one block of k and in several."""
+    lanes = host().lanes(numpy_dtype(name).itemsize)
+    for n in (1, lanes, lanes + 1, 3 * lanes - 1, 4 * lanes, 4 * lanes + 1, 7 * lanes + 3):
+        for m, k in ((48, 1), (53, 29), (59, build.k_block(host()) + 9)):
+            a, b, c = operands(name, (m, n, k), ("C", layout, layout))
+            multiply(a, b, c, 1, 0, {})
+            for first in range(0, m, 20):
+                few = place(a.array[:, first : first + 20], name, "C")
+                expected = place(np.full((1, few.array.shape[1], n), np.nan, numpy_dtype(name)), name, layout)
+                bits = multiply(few, b, expected, 1, 0, {})
+                assert c.array[:, first : first + 20].tobytes() == bits, (m, n, k, first)
+
+
+@pytest.mark.process
+def test_a_thread_with_a_small_stack_multiplies():
+    """The copy of B is on the stack only where it is small: as shapes met often, and as new ones."""
+    code = """
+import threading
+import numpy as np
+import gemmery as gm
+
+def products():
+    for dtype in ("float32", "float64"):
+        for k in (100, 300, 1100, *range(290, 300)):
+            for _ in range(10):
+                a, b = np.ones((200, k), dtype), np.ones((k, 256), dtype)
+                results.append(bool((gm.matmul(a, b) == k).all()))
+
+results = []
+products()
+threading.stack_size(64 << 10)
+thread = threading.Thread(target=products)
+thread.start()
+thread.join()
+print(len(results), all(results))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, ["520", "True"]), done.stderr
 
 
 @pytest.mark.parametrize("name", TYPES)

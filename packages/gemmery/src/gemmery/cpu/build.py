@@ -13,9 +13,10 @@ from gemmery import dtypes
 from gemmery.cpu import jit
 from gemmery.cpu.jit import Image
 from gemmery.cpu.launch import Blocks, Launch, Sharing
-from gemmery.cpu.panels import buffers, operands, whole, workspace_bytes
+from gemmery.cpu.panels import STACK, buffers, operands, whole, workspace_bytes
 from gemmery.cpu.split import Unit
 from gemmery.cpu.target import (
+    COPIED,
     DOTS_APART,
     DOTS_BLOCK,
     DOTS_ROWS,
@@ -406,7 +407,19 @@ def general(dtype: str, least: int, blocks: Blocks, semiring: str = "") -> Launc
     nv = 1 if least <= lanes else direct_tile(target)[1]
     each = _step(1) / lanes * max(lanes / least, _RAGGED)
     unit = Unit(_ROWS, nv * lanes, _step(_ROWS * nv), each=each, read=_read(dtype))
-    return Launch(entries["direct"], element.llvm, element.size, lambda m, n, k: blocks, unit=unit)
+
+    def sized(m: int, n: int, k: int) -> Blocks:
+        return room_for_copies(target, blocks, m, n, k, element.size)
+
+    return Launch(entries["direct"], element.llvm, element.size, sized, unit=unit)
+
+
+def room_for_copies(target: Target, blocks: Blocks, m: int, n: int, k: int, size: int) -> Blocks:
+    """Return blocks of `direct` with room, in bytes as `mc` too, for the copy of a block of B that no stack holds."""
+    vectors = min(direct_tile(target)[1], -(-n // target.lanes(size)))
+    room = min(k, blocks.kc) * vectors * target.vector_bytes
+    copies = target.copies and m >= COPIED and vectors > 1
+    return blocks._replace(mc=room, workspace=room) if copies and room > STACK else blocks
 
 
 def direct_image(target: Target, dtype: str, semiring: str = "") -> Image:

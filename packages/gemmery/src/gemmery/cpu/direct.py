@@ -20,7 +20,8 @@ from gemmery.cpu.abi import Args
 from gemmery.cpu.ir import Function, Module, Value, Var
 from gemmery.cpu.ir_types import SIZES, vector
 from gemmery.cpu.long_k import even
-from gemmery.cpu.target import Target, direct_tile
+from gemmery.cpu.panels import STACK
+from gemmery.cpu.target import COPIED, Target, direct_tile
 from gemmery.cpu.ukernel import SEMIRINGS, Product, added, multiply_add
 from gemmery.tuples import NamedTuple
 
@@ -117,7 +118,7 @@ def direct(target: Target, shape: Cut) -> Module:
 
         scale = (f.load(element, args.alpha), f.load(element, args.beta)) if shape.scaled else None
         product = _product(shape.dtype, shape.semiring)
-        tile = _Tile(f, product, lanes, k, block, a_row, a_col, b_row, c_row, scale)
+        tile = _Tile(f, product, lanes, f.index(0), k, block, a_row, a_col, b_row, c_row, scale)
 
         def rows(j: Value, nv: int, mask: Value | None) -> None:
             """Compute one column of tiles."""
@@ -148,7 +149,8 @@ class _Tile(NamedTuple):
     f: Function
     product: Product
     lanes: int
-    k: Value
+    start: Value  # of k
+    k: Value  # its end
     block: Value  # of k
     a_row: Value
     a_col: Value
@@ -172,27 +174,33 @@ def _compute(
     c: Value,
     c_mask: Value | None,
     ahead: bool = False,
+    copy: Value | None = None,
 ) -> None:
     """Compute one mr x (nv vectors) tile of A B, and store it block by block of k; the last vector under the mask.
 
     Each step prefetches a share of the rows of A below, into L2: each row is a stream of its own, as short as a page
     (947 x 11 x 327, f32, Zen 4, A in memory: 138 us without, 88; in a cache 86 and 86). With `ahead` it prefetches what
     the tile to the right reads of its row of B. All blocks of a tile come before the next tile, so that the rows of A
-    are streams.
+    are streams. What it reads of a block of B is written to `copy`.
     """
     f, size = t.f, SIZES[t.element]
     wide = vector(t.lanes, t.element)
     begins = SEMIRINGS[t.product.step][2] if t.product.step in SEMIRINGS else 0
-    with f.loop(0, f.max(t.k, 1), t.block) as p:
+    with f.loop(t.start, f.max(t.k, 1), t.block) as p:
         start = f.const(wide, begins)
         totals = [[f.var(start) for _ in range(nv)] for _ in range(mr)]
         # x86 addresses base, base + a_row and base + 2 a_row from one base and one index: one for every three rows.
         bases = [f.var(a + p * t.a_col + t.a_row * r) for r in range(0, mr, 3)]
         row = f.var(b + p * t.b_row)
         below = f.var(a + t.a_row * mr + p * (mr * size))
+        to = None if copy is None else f.var(copy)
         with f.loop(0, f.min(t.k - p, t.block)):
             at = row.value
             columns = [f.load_masked(wide, at + v * t.lanes * size, mask if v == nv - 1 else None) for v in range(nv)]
+            if to:
+                for v, column in enumerate(columns):
+                    f.store(column, to.value + v * t.lanes * size)
+                to.value = to.value + nv * t.lanes * size
             if ahead:
                 for line in range(0, nv * t.lanes * size, _LINE):
                     f.prefetch(at + nv * t.lanes * size + line)
@@ -235,8 +243,8 @@ def _store(t: _Tile, totals: list[list[Var]], c: Value, mask: Value | None, late
 
 _ROWS = (("ptr", "args"), ("i64", "j"), ("i64", "left"), ("i1", "plain"), ("ptr", "room"), ("i64", "block"))
 _COLUMN = (
-    ("ptr", "args"), ("i64", "first"), ("i64", "last"), ("i64", "j"), ("i64", "left"), ("ptr", "c"), ("i64", "c_row"),
-    ("i64", "block"),
+    ("ptr", "args"), ("i64", "first"), ("i64", "last"), ("i64", "start"), ("i64", "end"), ("ptr", "b"),
+    ("i64", "b_row"), ("i64", "left"), ("ptr", "c"), ("i64", "c_row"), ("i64", "block"), ("ptr", "copy"),
 )  # fmt: skip
 _FINISH = (("ptr", "args"), ("ptr", "c"), ("i64", "mr"), ("i64", "nv"), ("i64", "left"), ("ptr", "room"))
 
@@ -284,8 +292,12 @@ def general(target: Target, dtype: str, semiring: str = "") -> Module:
     for width in widths:
         for mr in heights(target, width.nv, width.masked):
             _column(module, product, lanes, mr, width)
+        if target.copies:
+            _column(module, product, lanes, _WAYS, width, copies=True)
         _rows(module, width, lanes, size)
     largest = max(heights(target, width.nv)[-1] * width.nv for width in widths)
+    if target.copies:
+        largest = max(largest, STACK // (lanes * size))
     with module.function("direct", ("ptr", "args")) as f:
         args = Args(f, f["args"])
         n = args.n
@@ -298,7 +310,10 @@ def general(target: Target, dtype: str, semiring: str = "") -> Module:
             """Run the widest tiles that fit the columns left."""
             if widths:
                 nv, _, least = widths[0]
-                with f.if_(rest >= least):
+                fits = rest >= least
+                if nv > 2:  # two tiles of 2 vectors, not one of 3 and one of 1
+                    fits = fits & ((rest <= nv * lanes) | (rest > (nv + 1) * lanes))
+                with f.if_(fits):
                     f.call(f"rows_{widths[0].name}", f["args"], j.value, rest - (nv - 1) * lanes, plain, room, block)
                     j.value = j.value + nv * lanes
                 with f.else_():
@@ -321,33 +336,53 @@ def _rows(module: Module, width: _Width, lanes: int, size: int) -> None:
     tallest, row = every[-1], width.nv * lanes * size
     with module.function(f"rows_{width.name}", *_ROWS, local=True) as f:
         args = Args(f, f["args"])
-        m, a_row, c, c_row = args.m, args.a_row, args.c + f["j"] * size, args.c_row
+        m, k, a_row, c, c_row = args.m, args.k, args.a_row, args.c + f["j"] * size, args.c_row
         start = f.select(args.below > 0, f.max(f["j"] + 1 - args.below, 0), f.index(0))
         same_set = (a_row & (_SAME_SET - 1)).equals(0) & args.a_col.equals(size)
         most = f.select(same_set, f.index(min(tallest, _WAYS)), f.index(tallest))
-        done = f.var(start)
-        with f.while_() as again:
-            first, rest = done.value, m - done.value
-            again.until(rest <= 0)
-            height, last, to, step = f.var(rest), f.var(m), f.var(c), f.var(c_row)
-            with f.if_(rest > most):
-                count = (rest + (most - 1)) // most
-                height.value = (rest + (count - 1)) // count
-            for missing in range(1, tallest):
-                if missing not in every:
-                    with f.if_(height.value.equals(missing)):
-                        up, half = (min(mr for mr in every if mr >= x) for x in (missing, (missing + 1) // 2))
-                        height.value = f.select(rest >= up, f.index(up), f.index(half))
-            mr = height.value
-            with f.if_(mr < rest):
-                last.value = first + rest // mr * mr
-            with f.if_(_is_aside(f, width)):
-                last.value, to.value, step.value = first + mr, f["room"] + first * -row, f.index(row)
-            done.value = last.value
-            place = f["args"], first, last.value, f["j"], f["left"], to.value, step.value, f["block"]
-            f.switch(mr, {mr: partial(f.call, f"column_{mr}x{width.name}", *place) for mr in every})
-            with f.if_(_is_aside(f, width)):
-                f.call("finish", f["args"], c + first * c_row, mr, f.index(nv), f["left"], f["room"])
+        # Each block of k of a B that is copied is one pass down the rows; a plain product needs no `room` for tiles.
+        # A workspace of `mc` bytes has the copies that are too large for a thread's stack.
+        copies, place = None, f["room"]
+        if module.target.copies:
+            needs = f["block"] * row
+            place = f.select(needs <= STACK, place, args.workspace)
+            copies = f["plain"] & (m - start >= COPIED) & (needs <= f.max(args.mc, STACK))
+        span = f.max(k, 1) if copies is None else f.select(copies, f["block"], f.max(k, 1))
+        with f.loop(0, f.max(k, 1), span) as p:
+            done, b, b_row, end = f.var(start), f.var(args.b + f["j"] * size), f.var(args.b_row), f.min(k - p, span) + p
+            if copies is not None:
+                with f.if_(copies):
+                    done.value = start + _WAYS
+                    f.call(
+                        f"copying_{width.name}", f["args"], start, done.value, p, end, b.value, b_row.value, f["left"],
+                        c, c_row, f["block"], place,
+                    )  # fmt: skip
+                    b.value, b_row.value = place + p * -row, f.index(row)
+            with f.while_() as again:
+                first, rest = done.value, m - done.value
+                again.until(rest <= 0)
+                height, last, to, step = f.var(rest), f.var(m), f.var(c), f.var(c_row)
+                with f.if_(rest > most):
+                    count = (rest + (most - 1)) // most
+                    height.value = (rest + (count - 1)) // count
+                for missing in range(1, tallest):
+                    if missing not in every:
+                        with f.if_(height.value.equals(missing)):
+                            up, half = (min(mr for mr in every if mr >= x) for x in (missing, (missing + 1) // 2))
+                            height.value = f.select(rest >= up, f.index(up), f.index(half))
+                mr = height.value
+                with f.if_(mr < rest):
+                    last.value = first + rest // mr * mr
+                with f.if_(_is_aside(f, width)):
+                    last.value, to.value, step.value = first + mr, f["room"] + first * -row, f.index(row)
+                done.value = last.value
+                columns = (
+                    f["args"], first, last.value, p, end, b.value, b_row.value, f["left"], to.value, step.value,
+                    f["block"], f["room"],
+                )  # fmt: skip
+                f.switch(mr, {mr: partial(f.call, f"column_{mr}x{width.name}", *columns) for mr in every})
+                with f.if_(_is_aside(f, width)):
+                    f.call("finish", f["args"], c + first * c_row, mr, f.index(nv), f["left"], f["room"])
 
 
 def _is_aside(f: Function, width: _Width) -> Value:
@@ -359,17 +394,24 @@ def _stores_its_mask(target: Target, width: _Width) -> bool:
     return not width.masked or target.isa == "avx512"
 
 
-def _column(module: Module, product: Product, lanes: int, mr: int, width: _Width) -> None:
-    """Define `column_MRxWIDTH`: tiles of mr rows, from row `first` to `last`, in the columns from `j` on."""
-    with module.function(f"column_{mr}x{width.name}", *_COLUMN, local=True) as f:
+def _column(module: Module, product: Product, lanes: int, mr: int, width: _Width, copies: bool = False) -> None:
+    """Define `column_MRxWIDTH`: tiles of mr rows, from row `first` to `last`, in the columns at `b`.
+
+    With `copies` it is `copying_WIDTH`, which writes what it reads of B to `copy`, as rows of whole vectors.
+    """
+    name = f"copying_{width.name}" if copies else f"column_{mr}x{width.name}"
+    with module.function(name, *_COLUMN, local=True) as f:
         args = Args(f, f["args"])
-        a, b = args.a, args.b + f["j"] * SIZES[product.accumulator]
-        tile = _Tile(f, product, lanes, args.k, f["block"], args.a_row, args.a_col, args.b_row, f["c_row"])
+        a, b = args.a, f["b"]
+        tile = _Tile(
+            f, product, lanes, f["start"], f["end"], f["block"], args.a_row, args.a_col, f["b_row"], f["c_row"]
+        )  # fmt: skip
         mask = f.first_lanes(f["left"], lanes) if width.masked else None
         c_mask = mask if _stores_its_mask(f.target, width) else None
         with f.loop(f["first"], f["last"], mr) as i:
             at = f["c"] + i * f["c_row"]
-            _compute(tile, mr, width.nv, mask, a + i * tile.a_row, b, at, c_mask, ahead=mr >= _AHEAD_FROM)
+            copy, ahead = f["copy"] if copies else None, copies or mr >= _AHEAD_FROM
+            _compute(tile, mr, width.nv, mask, a + i * tile.a_row, b, at, c_mask, ahead, copy)
 
 
 def _finish(module: Module, element: str, lanes: int) -> None:

@@ -127,7 +127,7 @@ MEMBER = (
     ("work", "double"), ("most", "double"),  # m n k batch up to which one thread is enough, and is faster than a plan
     *((f"job_{name}", type_) for name, type_ in JOB),
 )  # fmt: skip
-MOST_FAMILIES = 18
+MOST_FAMILIES = 21
 CLASS_KEY = ("element", "options", "bias_kind", "bias_element", "b_layout")
 LAYOUTS = ("any", "row", "col")  # of B, as the words of the key
 CLASS = (

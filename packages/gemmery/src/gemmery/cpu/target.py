@@ -109,6 +109,11 @@ class Target(NamedTuple):
         """True if the CPU has a tile unit (AMX) for bfloat16 and 8-bit integers, and the system grants its state."""
         return self.isa == "avx512" and self.features >= {"amx_tile", "amx_bf16", "amx_int8"}
 
+    @property
+    def copies(self) -> bool:
+        """True where `direct` copies the columns of B that many rows of A read: on Intel's cores with AVX-512."""
+        return self.is_intel and self.isa == "avx512"
+
     def lanes(self, size: int) -> int:
         """Return the number of elements of `size` bytes in a vector register."""
         return self.vector_bytes // size
@@ -180,9 +185,9 @@ class Constants(NamedTuple):
     wakes: int = 100_000  # total ns of work for which a single product wakes sleepers
 
 
-# Intel's cores prefetch within a page, so not down k: f32 with a 2 MiB L2, direct and packed, GFLOP/s:
-# 243, 215 at n = 384; 185, 213 at 512; 62, 207 at 1024, where all rows map to one L1 set.
-_DIRECT_MANY_INTEL = 0.375
+# Intel's cores prefetch within a page, so not down k. Emerald Rapids, L2 of 2 MiB, one thread, direct and packed, of
+# MKL's speed: f32 n = 384 1.04, 0.96, 512 0.99, 0.98, 1024 0.94, 1.03; f64 384 1.03, 1.01, 512 0.98, 1.00.
+_DIRECT_MANY_INTEL = 0.5
 
 
 def modeled(target: Target) -> Constants:
@@ -239,10 +244,17 @@ def deepest(target: Target) -> int:
     return k_block(target) * FAN
 
 
+# Rows of A from which on the first tile of `direct` copies the columns of B that it reads, for the tiles below, on
+# Intel's cores. Rows of B a power of two apart share few sets of L1 (n = 128, f64: 8 of 64, so 96 of 256 lines stay),
+# others straddle lines. Emerald Rapids, one thread, of MKL's speed, in place and copied: f64 n = 128 0.97, 1.03, 256
+# 0.95, 1.13, 777 0.76, 1.00; 50 x 400 x 300 0.84, 0.98; 24 x 256 x 256 0.89, 0.88.
+COPIED = 48
+
+
 def direct_tile(target: Target) -> tuple[int, int]:
     """Return (mr, nv) of the kernels that read A and B in place."""
     if target.isa == "avx512":
-        return 12, 2
+        return (8, 3) if target.copies else (12, 2)
     return (4, 3) if target.isa == "avx2" else (4, 2)
 
 

@@ -6,11 +6,21 @@ import itertools
 from collections.abc import Iterator
 
 from gemmery import dtypes
-from gemmery.cpu.build import SMALL_C, block_sides, chain, direct_columns, halved, packed_kc, product
+from gemmery.cpu.build import (
+    SMALL_C,
+    block_sides,
+    chain,
+    direct_columns,
+    halved,
+    packed_kc,
+    product,
+    room_for_copies,
+)
 from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.panels import fan
 from gemmery.cpu.split import most_alone
 from gemmery.cpu.target import (
+    COPIED,
     DOTS_K,
     FAN,
     SHALLOW,
@@ -296,10 +306,15 @@ def _direct(sample: Problem, threads: int) -> Iterator[Family]:
         built = _built("direct", sample._replace(m=2, n=n[0], k=2))
         if not built:
             return
-        ends = [1, *(rows for rows, _ in _STREAMED_FROM), rows_of_streams, UNLIMITED]
-        rows = [(before + 1, end) for before, end in itertools.pairwise(ends)]
+        ends = {1, UNLIMITED}
+        if host().copies and n[1] == UNLIMITED:
+            ends.add(COPIED - 1)
         by_rows = n[1] == UNLIMITED and sample.dtype not in _NARROW_B  # the B of few columns is never large
-        for m in rows if by_rows else [(2, UNLIMITED)]:
+        if by_rows:
+            ends |= {rows_of_streams, *(rows for rows, _ in _STREAMED_FROM)}
+        for before, end in itertools.pairwise(sorted(ends)):
+            m = before + 1, end
+            blocks = room_for_copies(host(), _blocks(sample, n), m[0], n[1], UNLIMITED, size)
             b_elements = (int(min(direct_b(host(), sample.dtype, least, n[1]) for least in m)) - 1) // size
             bands = [(n, 0)]  # of columns and k; fewer rows have a large C only where B is large
             if by_rows and m[1] > _STREAMED_FROM[-1][0]:
@@ -307,7 +322,7 @@ def _direct(sample: Problem, threads: int) -> Iterator[Family]:
             for columns, least in bands:
                 c_elements = _large_c(host(), sample.dtype, columns[1], least) // size
                 limits = {"b_elements": b_elements, "c_elements": c_elements}
-                family = _family(built, m, columns, threads, _blocks(sample, n), k=deepest(host()), **limits)
+                family = _family(built, m, columns, threads, blocks, k=deepest(host()), **limits)
                 yield family._replace(k=(least, family.k[1]))
 
 

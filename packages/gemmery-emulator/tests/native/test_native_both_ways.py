@@ -55,6 +55,11 @@ PLAIN = {
         case 0: s += 3; break; case 1: s ^= j; break; case 2: s *= 5; break; case 3: s -= t; break; default: s++; }
         x[i] = s;""",
     "a barrier in a branch of all": "for (int j = 0; j < n; j++) { if (n > 3) __syncthreads(); x[i] = j; }",
+    "registers for a while": """float s = t; for (int j = 0; j < n; j++) {
+        float a = y[(t + j) & 63], b = y[(t * 3 + j) & 63];
+        asm volatile("ex2.approx.ftz.f32 %0, %0; ex2.approx.ftz.f32 %1, %1;" : "+f"(a), "+f"(b));
+        float c = y[t + j] * a, d = y[t + 2 * j] - b; asm volatile("ex2.approx.ftz.f32 %0, %0;" : "+f"(d));
+        s = s * 0.5f + a * b - c * y[t * 2 + j] * d; } x[i] = s;""",
     "constant stores": "for (int j = 0; j < n; j++) { x[i] = 7; ((int*)x)[i + 1024] = 3; }",
 }
 # Copies of so many bytes of y from a thread's place on, and the wait for all groups but the latest ones.

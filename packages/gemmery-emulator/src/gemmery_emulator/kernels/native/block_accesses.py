@@ -63,7 +63,7 @@ class _Warp:
         apart = f.zero(_WIDE)
         for half, relative in zip(_HALVES, self.relative, strict=True):
             apart = apart | (f.load(_WIDE, entry + (RELATIVE + half) * WORD) ^ relative)
-        return self._g.both(equal, f.intrinsic(f"llvm.vector.reduce.or.v{LANES}i64", "i64", apart).equals(0))
+        return self._g.both(equal, f.bitcast(apart.differs(0), f"i{LANES}").equals(0))
 
     def bounds(self) -> tuple[Value, ...]:
         """Return the least and the greatest of the active lanes' addresses, and all their bits."""
@@ -222,9 +222,10 @@ def _alike(module: Module) -> None:
     with module.function("unlike", ("ptr", "ctx"), ("ptr", "mask"), local=True, returns="i64") as f:
         g, mask, flags = FrameFields(f, f["ctx"], CONTEXT), f["mask"], vector(LANES, "i8")
         addresses, entry_of_warp, first_warps = g.pointer("addresses"), g.pointer("found"), g.get("block_threads") >> 5
-        apart = f.var(f.zero(_WIDE))
+        apart, following = f.var(f.zero(_WIDE)), f.var(f.index(0))
         with f.loop(first_warps, g.get("warps")) as w:
-            like = g.over(w, first_warps, "urem")
+            like = following.value
+            following.value = f.select((like + 1).equals(first_warps), f.index(0), like + 1)
             place, t, there = g.word(entry_of_warp, w), like * WARP, w * WARP
             bits = g.word(g.pointer("entries"), f.max(place, f.index(0)) * ENTRY + 1)
             lane = f.intrinsic("llvm.cttz.i64", "i64", bits, Value(f, "i1", "false")) & (WARP - 1)
@@ -266,11 +267,20 @@ def _tally(module: Module) -> None:
     with module.function("tally", *OF_ACCESS, local=True, returns="i64") as f:
         g = FrameFields(f, f["ctx"], CONTEXT)
         entries, entry_of_warp = g.pointer("entries"), g.pointer("found")
+        latest, times = f.var(f.index(frames.NOT_ACTIVE)), f.var(f.index(0))  # of warps that do the same in turn
+
+        def settle() -> None:
+            with f.if_(latest.value >= 0):
+                total = latest.value * ENTRY + 2
+                g.put(entries, total, g.word(entries, total) + times.value)
+
         with f.loop(0, g.get("warps")) as w:
             place = g.word(entry_of_warp, w)
-            with f.if_(place >= 0):
-                times = place * ENTRY + 2
-                g.put(entries, times, g.word(entries, times) + 1)
+            with f.if_(place.differs(latest.value)):
+                settle()
+                latest.value, times.value = place, f.index(0)
+            times.value = times.value + 1
+        settle()
         f.ret(f.index(0))
 
 

@@ -8,8 +8,7 @@ behind each of them.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 from gemmery.banks import WARP
@@ -28,7 +27,7 @@ from gemmery_emulator.kernels.native.translation import (
     WarpExchange,
 )
 from gemmery_emulator.op import NUMPY, STORED
-from gemmery_emulator.ptx import Address, Immediate, Not, Operand, Register, Special, Symbol, names_of
+from gemmery_emulator.ptx import Address, Immediate, Not, Operand, Register, Special, Symbol
 from gemmery_emulator.steps import constant
 
 
@@ -111,7 +110,7 @@ class _Function:
                     f.scatter(group.read(operand, move.kind), places, group.mask)
                 else:
                     group.write(operand, move.kind, f.gather(lanes(element), places, group.mask))
-            group.finish(None)
+            group.finish()
 
     def _exchange(self, form: WarpExchange) -> None:
         """Let the lanes of each warp exchange what they hold."""
@@ -123,7 +122,7 @@ class _Function:
             results = results if isinstance(results, tuple) else (results,)
             for target, result in zip(form.targets, results, strict=False):
                 group.write(*target, result)
-            group.finish(None)
+            group.finish()
 
     def _compute(self, indices: range, form: InstructionForm | None, ends: bool) -> None:
         """Compute up to an access, with what that needs, or up to the end, with whom the branch takes."""
@@ -141,7 +140,7 @@ class _Function:
                 if self._instructions[block.last - 1].negated:
                     goes = flipped(f, goes)
                 f.store(f.convert("zext", goes, "i8"), group.pointer("goes") + group.t)
-            group.finish(self._private(indices))
+            group.finish(self._translation.private(indices))
 
     def instruction(self, group: _Group, form: InstructionForm | None) -> None:
         f = self._f
@@ -178,19 +177,6 @@ class _Function:
             value = group.read(*form.passed)
             value = f.convert("zext", value, "i8") if form.passed[1] == "pred" else value
             f.store(value, group.pointer("own_addresses") + group.at(_passed_size(form)))
-
-    def _private(self, indices: range) -> set[int]:
-        """Return the slots of registers that only these instructions name, and write first."""
-        translation, inside, first = self._translation, Counter[int](), dict[int, bool]()
-        for index in indices:
-            form = translation.forms[index]
-            slots = translation.slots[index]
-            inside.update(slots)
-            sources = form.sources if isinstance(form, Compute) else ()
-            read = {translation.program.slots.get(name) for name in names_of([each for each, _ in sources])}
-            for slot in slots:
-                first.setdefault(slot, slot not in read)
-        return {slot for slot, count in inside.items() if first[slot] and count == translation.mentions[slot]}
 
     def _group(self) -> _Group:
         return _Group(self._translation, self._f, self)
@@ -311,18 +297,22 @@ class _Group:
         if slot not in self._written:
             self._written.append(slot)
 
-    def finish(self, private: set[int] | None) -> None:
-        """Keep the values of the active threads, but for registers that nobody else reads."""
+    def finish(self, private: Container[int] = ()) -> None:
+        """Keep the values of the active threads, but for registers that nobody else reads.
+
+        Where only this block has a register, nobody reads what the other threads have in it.
+        """
         f, stored_lanes = self._f, []
         for slot in self._written:
-            if private is not None and slot in private:
+            if slot in private:
                 continue
             stored = self._translation.stored[slot]
             place = self.pointer(slot) + self.at(SIZES[memory_type(stored)])
             value = self._values[slot][stored]
-            stored_lanes.append((place, f.convert("zext", value, "i8") if stored == "?" else value))
-        for place, value in stored_lanes:
-            f.store(f.select(self.mask, value, f.load(value.type, place)), place)
+            value = f.convert("zext", value, "i8") if stored == "?" else value
+            stored_lanes.append((place, value, slot in self._translation.rows))
+        for place, value, alone in stored_lanes:
+            f.store(value if alone else f.select(self.mask, value, f.load(value.type, place)), place)
 
 
 def viewed(f: Function, value: Value, stored: str, dtype: str) -> Value:

@@ -11,7 +11,7 @@ from gemmery.cpu.ir import Function, Value
 from gemmery.cpu.ir_types import lanes_of, vector
 
 WORD = 8  # bytes of a field
-LANES = 8  # threads whose values are in one vector
+LANES = 16  # threads whose values are in one vector
 # Entries for different accesses of warps: what was accessed, by which lanes, how often, a hash, then 32 addresses.
 ENTRY, ENTRIES, SLOTS = 40, 8192, 1 << 14
 NOT_ACTIVE = -1  # in `found`, for a warp without an active lane
@@ -19,7 +19,7 @@ PAIR_AT = 32  # the bit of what was accessed from which on is 1 + the entry of t
 FORM = 4  # the word of an entry that says whether the addresses of each vector of lanes are equal, or without gaps
 BOUNDS = (5, 6, 7)  # the words with the least and the greatest of the addresses, and all their bits
 RELATIVE = 8  # the word of an entry with its first address
-FLAGS = 8  # bytes beyond the threads in arrays of flags
+FLAGS = 16  # bytes beyond the threads in arrays of flags
 
 # A launch: sizes, where threads are, buffers by thread, tables of blocks and registers, memory, races, counts.
 CONTEXT = [

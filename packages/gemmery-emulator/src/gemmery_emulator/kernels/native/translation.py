@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import count, repeat
 
 from gemmery.cpu.target import Target
 from gemmery_emulator import access, specials
@@ -271,9 +272,10 @@ class Translation:
 
     @cache  # noqa: B019
     def slots_of(self, at: int) -> list[int]:
-        """Return the slots of registers that a block names."""
+        """Return the slots of registers that a block names, but for those whose values stay in it."""
         block = self.program.blocks[at]
-        return list(dict.fromkeys(slot for index in range(block.first, block.last) for slot in self.slots[index]))
+        slots = dict.fromkeys(slot for index in range(block.first, block.last) for slot in self.slots[index])
+        return [slot for slot in slots if slot not in self.rows]
 
     def _slots_of(self, instruction: Instruction) -> list[int]:
         guard = () if instruction.guard is None else (instruction.guard,)
@@ -284,6 +286,40 @@ class Translation:
     def mentions(self) -> Counter[int]:
         """In how many instructions each register is named."""
         return Counter(slot for slots in self.slots for slot in slots)
+
+    def private(self, indices: range) -> dict[int, tuple[int, int]]:
+        """Return the registers that only these instructions name, and write first, with the first and the last."""
+        inside, spans, known = Counter[int](), dict[int, tuple[int, int]](), self.program.slots
+        for index in indices:
+            inside.update(self.slots[index])
+            read = {known.get(name) for name in names_of(self._read(index))}
+            for slot in self.slots[index]:
+                spans[slot] = spans.get(slot, (-1 if slot in read else index, index))[0], index
+        return {slot: span for slot, span in spans.items() if span[0] >= 0 and inside[slot] == self.mentions[slot]}
+
+    @cached_property
+    def rows(self) -> dict[int, tuple[str, int]]:
+        """The registers of one block alone, with the size and number of a row that others have before and after."""
+        rows, ends = dict[int, tuple[str, int]](), dict[tuple[str, int], int]()
+        for block in self.program.blocks:
+            spans = self.private(range(block.first, block.last))
+            for slot, (first, last) in sorted(spans.items(), key=lambda each: each[1]):
+                size = self.stored[slot][1:]
+                rows[slot] = next(row for row in zip(repeat(size), count()) if ends.get(row, -1) < first)
+                ends[rows[slot]] = last
+        return rows
+
+    def _read(self, index: int) -> tuple[Operand, ...]:
+        """Return the operands that an instruction reads, all of one without code."""
+        form = self.forms[index]
+        if isinstance(form, Move) and not form.stores:
+            return (form.place,)
+        if isinstance(form, Compute | WarpExchange):
+            passed = (form.passed,) if isinstance(form, WarpExchange) else ()
+            return tuple(source for source, _ in (*passed, *form.sources))
+        guard = self.program.kernel.instructions[index].guard
+        operands = (*self.program.kernel.instructions[index].operands, *(() if guard is None else (guard,)))
+        return () if isinstance(form, BlockParameter) else operands
 
     @cached_property
     def uniform(self) -> dict[int, int]:

@@ -15,7 +15,7 @@ from gemmery.banks import WARP
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.ir_types import SIZES, vector
 from gemmery_emulator.kernels.native.block_operations import TYPES, emit, flipped, lanes, splat
-from gemmery_emulator.kernels.native.frames import ACCESS, CONTEXT, LANES, WORD, FrameFields
+from gemmery_emulator.kernels.native.frames import ACCESS, CONTEXT, EXTENDED, LANES, WORD, FrameFields
 from gemmery_emulator.kernels.native.translation import (
     AsyncCopy,
     BlockParameter,
@@ -64,6 +64,7 @@ class _Function:
             targets = " ".join(f"i64 {entry}, label %from{entry}" for entry in entries)
             f.line(f"switch i64 %start, label %from{block.first} [ {targets} ]")
             bounds = [*cuts, last]
+            self._extended = dict[int, str]()  # the registers whose addresses are in memory, and where
             for start, stop in zip(entries, bounds, strict=True):
                 if start != block.first:
                     f.line(f"br label %from{start}")
@@ -80,6 +81,13 @@ class _Function:
                     self._call(stop)
                     if isinstance(form, Move) and not translation.registers_of(form):
                         self._convert(form)
+                self._forget(range(stop, min(stop + 1, last)))
+
+    def _forget(self, indices: range) -> None:
+        """Forget the addresses from registers that instructions write."""
+        for index in indices:
+            for slot in self._translation.written(index):
+                self._extended.pop(slot, None)
 
     def _at(self, name: str) -> int:
         return WORD * CONTEXT.index(name)
@@ -88,8 +96,10 @@ class _Function:
         """Call the function of an access, which checks and counts it, and moves its data as far as nothing converts."""
         f, fields = self._f, self._fields
         record = fields.pointer("access") + WORD * len(ACCESS) * self._translation.number[index]
-        slot = self._translation.address_slot(self._translation.forms[index])
-        f.store(fields.pointer("own_addresses") if slot is None else self.pointer(slot), fields.at("addresses"), 8)
+        form = self._translation.forms[index]
+        slot, narrow = (self._translation.address_slot(form, size) for size in "84")
+        own = "own_addresses" if narrow is None else self._extended[narrow]
+        f.store(fields.pointer(own) if slot is None else self.pointer(slot), fields.at("addresses"), 8)
         passed = f.result_of(f.load("ptr", record, 8), "i64", f["ctx"], record, f["mask"])
         with f.if_(passed.differs(0)):
             self._fields.leave(index + 1)
@@ -101,7 +111,7 @@ class _Function:
         memory, bases = fields.pointer(move.space if move.space == "shared" else "memory"), fields.pointer("bases")
         with self._group() as group:
             wide = lanes("i64")
-            at = f.load(wide, addresses + group.t * WORD)
+            at = f.load(wide, addresses + group.t * WORD) + self._translation.offset(move)
             if move.space == "shared":
                 at = at + f.load(wide, bases + group.t * WORD)
             for number, operand in enumerate(move.elements):
@@ -128,13 +138,24 @@ class _Function:
         """Compute up to an access, with what that needs, or up to the end, with whom the branch takes."""
         f, block = self._f, self._block
         guard = self._instructions[block.last - 1].guard if ends and block.way in ("branch", "exit") else None
+        self._forget(indices)
+        narrow = self._translation.address_slot(form, "4")
+        extended = narrow is not None and narrow not in self._extended
+        if narrow is not None and extended:
+            free = [name for name in EXTENDED if name not in self._extended.values()]
+            self._extended[narrow] = free[0] if free else self._extended.pop(next(iter(self._extended)))
         ready = form is None or isinstance(form, CopyGroup) or self._translation.address_slot(form) is not None
+        ready = ready or (narrow is not None and not extended)
         if not indices and guard is None and ready:
             return
         with self._group() as group:
             for index in indices:
                 self.instruction(group, self._translation.forms[index])
-            self._hand_over(group, form)
+            if narrow is None:
+                self._hand_over(group, form)
+            elif extended:
+                addresses = f.convert("sext", group.of(narrow, "u4"), "i64")
+                f.store(addresses, group.pointer(self._extended[narrow]) + group.at(WORD))
             if guard is not None:
                 goes = group.read(guard, "pred")
                 if self._instructions[block.last - 1].negated:
@@ -228,7 +249,7 @@ class _Group:
             self._offsets[size] = self.t * size
         return self._offsets[size]
 
-    def _of(self, slot: int, dtype: str) -> Value:
+    def of(self, slot: int, dtype: str) -> Value:
         """Return the values of a register as a NumPy type."""
         f, stored = self._f, self._translation.stored[slot]
         known = self._values.setdefault(slot, {})
@@ -260,22 +281,22 @@ class _Group:
             case Immediate(bits, type_):
                 return splat(f, constant(bits, type_, dtype), dtype)
             case Register(name):
-                return self._of(program.slots[name], dtype)
+                return self.of(program.slots[name], dtype)
             case Not(register):
                 return flipped(f, self.read(register, "pred"))
             case Special(name):
-                return self._of(program.provided[name], dtype)
+                return self.of(program.provided[name], dtype)
             case Symbol(name, offset):
                 if name in self._translation.parameters:
                     return f.const(lanes(TYPES[dtype]), self._translation.parameters[name] + offset)
-                return self._of(program.provided[name], dtype) + offset
+                return self.of(program.provided[name], dtype) + offset
         raise AssertionError(operand)
 
     def address(self, place: Address) -> Value:
         """Return the addresses in brackets."""
         f, base = self._f, place.base
         if isinstance(base, Register) and STORED[base.type] == "u4":
-            narrow = self._of(self._translation.program.slots[base.name], "u4")
+            narrow = self.of(self._translation.program.slots[base.name], "u4")
             return f.convert("sext", narrow + place.offset, "i64")
         return (
             self.read(base, "s64") + place.offset

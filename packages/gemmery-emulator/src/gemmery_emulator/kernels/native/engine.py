@@ -24,7 +24,7 @@ from gemmery_emulator.kernels.native import frames
 from gemmery_emulator.kernels.native.block_copies import CopyRows
 from gemmery_emulator.kernels.native.buffers import Buffers
 from gemmery_emulator.kernels.native.compiling import CALL, CALL_THREAD, PAUSE, USUAL, USUAL_THREAD, Native, Ways, turns
-from gemmery_emulator.kernels.native.frames import CONTEXT, ENTRIES, Record
+from gemmery_emulator.kernels.native.frames import CONTEXT, ENTRIES, EXTENDED, Record
 from gemmery_emulator.kernels.native.sharing import Races, count_entries
 from gemmery_emulator.kernels.native.translation import AsyncCopy, CopyGroup, Move
 from gemmery_emulator.lockstep import LockStep
@@ -318,6 +318,7 @@ class BlockEngine:
             "own_addresses": own.addresses, "sources": own.sources, "reads": own.reads,
             "parameters": machine.parameters, "memory": machine.memory.data, "shared": machine.shared.data,
             "bases": own.bases, "arrays": self._arrays, "entries": self._entries, "slots": self._slots,
+            **dict(zip(EXTENDED, own.extended, strict=True)),
         }  # fmt: skip
         for name, value in (*numbers.items(), *buffers.items()):
             self._context.set(name, value)

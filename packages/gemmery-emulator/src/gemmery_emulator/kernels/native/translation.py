@@ -334,11 +334,26 @@ class Translation:
                 known.update((slots[name], index) for name in names)
         return known
 
-    def address_slot(self, form: InstructionForm | None) -> int | None:
-        """Return the register that holds the addresses of an access, if one does as they are."""
-        if not isinstance(form, Move) or not isinstance(base := form.place.base, Register) or form.place.offset:
+    def address_slot(self, form: InstructionForm | None, size: str = "8") -> int | None:
+        """Return the register of so many bytes that has the addresses of an access, but for `offset`, if one does."""
+        base = form.place.base if isinstance(form, Move) and not form.what else None
+        if not isinstance(base, Register) or base in _targets(form):  # its own elements would change the addresses
             return None
-        return self.program.slots[base.name] if STORED[base.type][1] == "8" else None
+        return self.program.slots[base.name] if STORED[base.type][1] == size else None
+
+    def offset(self, form: Move) -> int:
+        """Return what an access adds to the addresses that it takes."""
+        taken = any(self.address_slot(form, size) is not None for size in "48")
+        return form.place.offset if taken else 0
+
+    def written(self, index: int) -> list[int]:
+        """Return the slots that an instruction writes, all of one without code."""
+        names = names_of(_targets(self.forms[index]))
+        return (
+            self.slots[index]
+            if self.forms[index] is None
+            else [self.program.slots[name] for name in names if name != "_"]
+        )
 
     def share(self, block: Block) -> float:
         """Return the part of a block's instructions that have code."""
@@ -354,9 +369,9 @@ def _group(instruction: Instruction) -> CopyGroup | None:
 
 
 def _targets(form: InstructionForm | None) -> tuple[Operand, ...]:
-    if isinstance(form, BlockParameter):
+    if isinstance(form, BlockParameter) or (isinstance(form, Move) and not form.stores):
         return form.elements
-    return tuple(target for target, _ in form.targets) if isinstance(form, Compute) else ()
+    return tuple(target for target, _ in form.targets) if isinstance(form, Compute | WarpExchange) else ()
 
 
 def _slot(slots: dict[str, int], operand: Operand) -> int | None:

@@ -19,7 +19,6 @@ PAIR_AT = 32  # the bit of what was accessed from which on is 1 + the entry of t
 FORM = 4  # the word of an entry that says whether the addresses of each vector of lanes are equal, or without gaps
 BOUNDS = (5, 6, 7)  # the words with the least and the greatest of the addresses, and all their bits
 RELATIVE = 8  # the word of an entry with its first address
-FLAGS = 16  # bytes beyond the threads in arrays of flags
 
 EXTENDED = ("first_base", "second_base", "third_base", "fourth_base")  # addresses from registers of 32 bits
 # A launch: sizes, where threads are, buffers by thread, tables of blocks and registers, memory, races, counts.

@@ -289,12 +289,12 @@ class Translation:
 
     def private(self, indices: range) -> dict[int, tuple[int, int]]:
         """Return the registers that only these instructions name, and write first, with the first and the last."""
-        inside, spans, known = Counter[int](), dict[int, tuple[int, int]](), self.program.slots
+        inside, spans = Counter[int](), dict[int, tuple[int, int]]()
         for index in indices:
             inside.update(self.slots[index])
-            read = {known.get(name) for name in names_of(self._read(index))}
+            read = self._read(index)
             for slot in self.slots[index]:
-                spans[slot] = spans.get(slot, (-1 if slot in read else index, index))[0], index
+                spans[slot] = spans.get(slot, (-1 if slot in read else index,))[0], index
         return {slot: span for slot, span in spans.items() if span[0] >= 0 and inside[slot] == self.mentions[slot]}
 
     @cached_property
@@ -309,17 +309,17 @@ class Translation:
                 ends[rows[slot]] = last
         return rows
 
-    def _read(self, index: int) -> tuple[Operand, ...]:
-        """Return the operands that an instruction reads, all of one without code."""
-        form = self.forms[index]
-        if isinstance(form, Move) and not form.stores:
-            return (form.place,)
-        if isinstance(form, Compute | WarpExchange):
-            passed = (form.passed,) if isinstance(form, WarpExchange) else ()
-            return tuple(source for source, _ in (*passed, *form.sources))
-        guard = self.program.kernel.instructions[index].guard
-        operands = (*self.program.kernel.instructions[index].operands, *(() if guard is None else (guard,)))
-        return () if isinstance(form, BlockParameter) else operands
+    def _read(self, index: int) -> set[int]:
+        """Return the slots that an instruction reads, perhaps with some that it writes."""
+        operands: Sequence[Operand] = ()
+        match self.forms[index]:
+            case Compute(sources=sources):
+                operands = [source for source, _ in sources]
+            case Move(stores=False, place=place):
+                operands = (place,)
+            case form if not isinstance(form, BlockParameter):
+                return set(self.slots[index])
+        return {self.program.slots[name] for name in names_of(operands) if name in self.program.slots}
 
     @cached_property
     def uniform(self) -> dict[int, int]:
@@ -343,17 +343,13 @@ class Translation:
 
     def offset(self, form: Move) -> int:
         """Return what an access adds to the addresses that it takes."""
-        taken = any(self.address_slot(form, size) is not None for size in "48")
-        return form.place.offset if taken else 0
+        slots = [self.address_slot(form, size) for size in "48"]
+        return 0 if slots == [None, None] else form.place.offset
 
     def written(self, index: int) -> list[int]:
         """Return the slots that an instruction writes, all of one without code."""
-        names = names_of(_targets(self.forms[index]))
-        return (
-            self.slots[index]
-            if self.forms[index] is None
-            else [self.program.slots[name] for name in names if name != "_"]
-        )
+        form, known = self.forms[index], self.program.slots
+        return [known[name] for name in names_of(_targets(form)) if name in known] if form else self.slots[index]
 
     def share(self, block: Block) -> float:
         """Return the part of a block's instructions that have code."""

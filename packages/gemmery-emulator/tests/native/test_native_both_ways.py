@@ -55,6 +55,20 @@ PLAIN = {
         case 0: s += 3; break; case 1: s ^= j; break; case 2: s *= 5; break; case 3: s -= t; break; default: s++; }
         x[i] = s;""",
     "a barrier in a branch of all": "for (int j = 0; j < n; j++) { if (n > 3) __syncthreads(); x[i] = j; }",
+    "registers for a while": """float s = t; for (int j = 0; j < n; j++) {
+        float a = y[(t + j) & 63], b = y[(t * 3 + j) & 63];
+        asm volatile("ex2.approx.ftz.f32 %0, %0; ex2.approx.ftz.f32 %1, %1;" : "+f"(a), "+f"(b));
+        float c = y[t + j] * a, d = y[t + 2 * j] - b; asm volatile("ex2.approx.ftz.f32 %0, %0;" : "+f"(d));
+        s = s * 0.5f + a * b - c * y[t * 2 + j] * d; } x[i] = s;""",
+    "addresses that move": """__shared__ unsigned s[512]; float v = 0; for (int k = t; k < 512; k += 64)
+        s[k] = (unsigned)__cvta_generic_to_shared(s + (k * 5 & 63)); __syncthreads();
+        for (int j = 0; j < n; j++) { unsigned p = (unsigned)__cvta_generic_to_shared(s + t), a, b, c;
+        asm volatile("{.reg .b32 q<6>; ld.shared.u32 %1, [%0]; add.u32 %0, %0, 4; ld.shared.u32 %2, [%0+8];"
+        "add.u32 q1, %0, 64; add.u32 q2, %0, 128; add.u32 q3, %0, 192; add.u32 q4, %0, 256; ld.shared.u32 %3, [q1];"
+        "ld.shared.u32 q5, [q2]; xor.b32 %3, %3, q5; ld.shared.u32 q5, [q3+4]; add.u32 %3, %3, q5;"
+        "ld.shared.u32 q5, [q4]; xor.b32 %3, %3, q5; ld.shared.u32 q5, [%0]; add.u32 %3, %3, q5;"
+        "ld.shared.u32 q5, [q1+4]; xor.b32 %3, %3, q5; ld.shared.u32 %0, [%0+4]; ld.shared.u32 %0, [%0];}"
+        : "+r"(p), "=r"(a), "=r"(b), "=r"(c)); v += (p & 255) + (a & 63) + (b & 31) + (c & 127); } x[i] = v;""",
     "constant stores": "for (int j = 0; j < n; j++) { x[i] = 7; ((int*)x)[i + 1024] = 3; }",
 }
 # Copies of so many bytes of y from a thread's place on, and the wait for all groups but the latest ones.

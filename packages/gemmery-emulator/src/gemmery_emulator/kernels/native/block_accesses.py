@@ -40,16 +40,16 @@ def frames_of(f: Function) -> tuple[FrameFields, FrameFields]:
 class _Warp:
     """What the lanes of a warp access: relative to the line of the first one, 0 for inactive lanes."""
 
-    def __init__(self, f: Function, g: FrameFields, mask: Value, t: Value) -> None:
-        self._f, self._g, self._mask, self._t = f, g, mask, t
+    def __init__(self, f: Function, g: FrameFields, mask: Value, t: Value, offset: Value) -> None:
+        self._f, self._g, self._mask, self._t, self._offset = f, g, mask, t, offset
         self.bits = g.bits_of(g.flagged(mask, t, WARP))
 
     def read(self, whole: bool) -> None:
         """Load the addresses; `whole` where all lanes are known to be active."""
         f, addresses = self._f, self._g.pointer("addresses")
         first = f.index(0) if whole else f.intrinsic("llvm.cttz.i64", "i64", self.bits, Value(f, "i1", "true"))
-        self.line = self._g.word(addresses, self._t + first) & -128
-        base = f.broadcast(self.line, LANES)
+        self.line = (self._g.word(addresses, self._t + first) + self._offset) & -128
+        base = f.broadcast(self.line - self._offset, LANES)
         self.relative = [f.load(_WIDE, addresses + (self._t + half) * WORD) - base for half in _HALVES]
         if not whole:
             self._masks = [self._g.flagged(self._mask, self._t + half) for half in _HALVES]
@@ -63,7 +63,7 @@ class _Warp:
         apart = f.zero(_WIDE)
         for half, relative in zip(_HALVES, self.relative, strict=True):
             apart = apart | (f.load(_WIDE, entry + (RELATIVE + half) * WORD) ^ relative)
-        return self._g.both(equal, f.intrinsic(f"llvm.vector.reduce.or.v{LANES}i64", "i64", apart).equals(0))
+        return self._g.both(equal, f.bitcast(apart.differs(0), f"i{LANES}").equals(0))
 
     def bounds(self) -> tuple[Value, ...]:
         """Return the least and the greatest of the active lanes' addresses, and all their bits."""
@@ -91,7 +91,7 @@ def _seek(module: Module) -> None:
     """Return the number of the entry for what a warp accesses, a new one where there is none."""
     with module.function("seek", *OF_ACCESS, ("i64", "t"), ("i64", "own"), local=True, returns="i64") as f:
         g, d = frames_of(f)
-        entries, slots, warp = g.pointer("entries"), g.pointer("slots"), _Warp(f, g, f["mask"], f["t"])
+        entries, slots, warp = g.pointer("entries"), g.pointer("slots"), _Warp(f, g, f["mask"], f["t"], d.get("offset"))
         warp.read(False)
         hashed = warp.hashed(f["own"])
         at, place = f.var((hashed >> 32) & (frames.SLOTS - 1)), f.var(f.index(0))
@@ -130,11 +130,11 @@ def _look(module: Module) -> None:
     with module.function("look", *OF_ACCESS, local=True, returns="i64") as f:
         g, d = frames_of(f)
         entry_of_warp, entries, other_end = g.pointer("found"), g.pointer("entries"), g.pointer("read_found")
-        number, paired = d.get("number"), d.get("paired").differs(0)
+        number, offset, paired = d.get("number"), d.get("offset"), d.get("paired").differs(0)
         least, most, every = f.var(f.index(1 << 62)), f.var(f.index(-(1 << 62))), f.var(f.index(0))
         place, own, latest = f.var(f.index(0)), f.var(number), f.var(d.get("latest"))
         with f.loop(0, g.get("threads"), WARP) as t:
-            warp = _Warp(f, g, f["mask"], t)
+            warp = _Warp(f, g, f["mask"], t, offset)
             place.value = f.index(frames.NOT_ACTIVE)
             with f.if_(paired):
                 own.value = number + ((g.word(other_end, t >> 5) + 1) << frames.PAIR_AT)
@@ -209,7 +209,7 @@ def _within(module: Module) -> None:
         g.leave_if(most + width <= g.word(arrays, place.value * 2 + 1), 0)
         n = g.called("list", f["ctx"], f["mask"])
         with f.loop(0, n) as i:
-            address = g.word(addresses, g.listed(g.pointer("listed"), i))
+            address = g.word(addresses, g.listed(g.pointer("listed"), i)) + d.get("offset")
             start, stop = g.word(arrays, place.value * 2), g.word(arrays, place.value * 2 + 1)
             with f.if_(f.emit("i1", f"or {address < start}, {(address + width > stop).text}")):
                 place.value = g.called("find", f["ctx"], address, width)
@@ -222,9 +222,10 @@ def _alike(module: Module) -> None:
     with module.function("unlike", ("ptr", "ctx"), ("ptr", "mask"), local=True, returns="i64") as f:
         g, mask, flags = FrameFields(f, f["ctx"], CONTEXT), f["mask"], vector(LANES, "i8")
         addresses, entry_of_warp, first_warps = g.pointer("addresses"), g.pointer("found"), g.get("block_threads") >> 5
-        apart = f.var(f.zero(_WIDE))
+        apart, following = f.var(f.zero(_WIDE)), f.var(f.index(0))
         with f.loop(first_warps, g.get("warps")) as w:
-            like = g.over(w, first_warps, "urem")
+            like = following.value
+            following.value = f.select((like + 1).equals(first_warps), f.index(0), like + 1)
             place, t, there = g.word(entry_of_warp, w), like * WARP, w * WARP
             bits = g.word(g.pointer("entries"), f.max(place, f.index(0)) * ENTRY + 1)
             lane = f.intrinsic("llvm.cttz.i64", "i64", bits, Value(f, "i1", "false")) & (WARP - 1)
@@ -266,11 +267,20 @@ def _tally(module: Module) -> None:
     with module.function("tally", *OF_ACCESS, local=True, returns="i64") as f:
         g = FrameFields(f, f["ctx"], CONTEXT)
         entries, entry_of_warp = g.pointer("entries"), g.pointer("found")
+        latest, times = f.var(f.index(frames.NOT_ACTIVE)), f.var(f.index(0))  # of warps that do the same in turn
+
+        def settle() -> None:
+            with f.if_(latest.value >= 0):
+                total = latest.value * ENTRY + 2
+                g.put(entries, total, g.word(entries, total) + times.value)
+
         with f.loop(0, g.get("warps")) as w:
             place = g.word(entry_of_warp, w)
-            with f.if_(place >= 0):
-                times = place * ENTRY + 2
-                g.put(entries, times, g.word(entries, times) + 1)
+            with f.if_(place.differs(latest.value)):
+                settle()
+                latest.value, times.value = place, f.index(0)
+            times.value = times.value + 1
+        settle()
         f.ret(f.index(0))
 
 
@@ -283,8 +293,9 @@ def _access(module: Module) -> None:
         g.called("tally", f["ctx"], f["desc"], f["mask"])
         with f.if_(d.get("kept").differs(0)):  # for pictures of what a later store copies
             stored, threads = d.pointer("kept"), g.get("threads")
+            offset = f.broadcast(d.get("offset"), LANES)
             with f.loop(0, threads, LANES) as t:
-                f.store(f.load(_WIDE, g.pointer("addresses") + t * WORD), stored + t * WORD)
+                f.store(f.load(_WIDE, g.pointer("addresses") + t * WORD) + offset, stored + t * WORD)
                 f.store(f.load(vector(LANES, "i8"), f["mask"] + t), stored + (threads * WORD + t))
         with f.if_(d.get("elements").differs(0)):
             g.called("move", f["ctx"], f["desc"], f["mask"])
@@ -298,7 +309,7 @@ def _move(module: Module) -> None:
         addresses, registers, bases = (g.pointer(name) for name in ("addresses", "registers", "bases"))
         shared, stores, warps = d.get("shared").differs(0), d.get("stores").differs(0), g.get("warps")
         entries, entry_of_warp = g.pointer("entries"), g.pointer("found")
-        memory = f.select(shared, g.pointer("shared"), g.pointer("memory"))
+        memory = f.select(shared, g.pointer("shared"), g.pointer("memory")) + d.get("offset")
         inside = f.select(shared, f.index(-1), f.index(0))
         whole = d.get("elements").equals(1)
 

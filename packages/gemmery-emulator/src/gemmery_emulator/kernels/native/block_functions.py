@@ -8,15 +8,14 @@ behind each of them.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 from gemmery.banks import WARP
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.ir_types import SIZES, vector
 from gemmery_emulator.kernels.native.block_operations import TYPES, emit, flipped, lanes, splat
-from gemmery_emulator.kernels.native.frames import ACCESS, CONTEXT, LANES, WORD, FrameFields
+from gemmery_emulator.kernels.native.frames import ACCESS, CONTEXT, EXTENDED, LANES, WORD, FrameFields
 from gemmery_emulator.kernels.native.translation import (
     AsyncCopy,
     BlockParameter,
@@ -28,7 +27,7 @@ from gemmery_emulator.kernels.native.translation import (
     WarpExchange,
 )
 from gemmery_emulator.op import NUMPY, STORED
-from gemmery_emulator.ptx import Address, Immediate, Not, Operand, Register, Special, Symbol, names_of
+from gemmery_emulator.ptx import Address, Immediate, Not, Operand, Register, Special, Symbol
 from gemmery_emulator.steps import constant
 
 
@@ -65,6 +64,7 @@ class _Function:
             targets = " ".join(f"i64 {entry}, label %from{entry}" for entry in entries)
             f.line(f"switch i64 %start, label %from{block.first} [ {targets} ]")
             bounds = [*cuts, last]
+            self._extended = dict[int, str]()  # the registers whose addresses are in memory, and where
             for start, stop in zip(entries, bounds, strict=True):
                 if start != block.first:
                     f.line(f"br label %from{start}")
@@ -81,6 +81,13 @@ class _Function:
                     self._call(stop)
                     if isinstance(form, Move) and not translation.registers_of(form):
                         self._convert(form)
+                self._forget(range(stop, min(stop + 1, last)))
+
+    def _forget(self, indices: range) -> None:
+        """Forget the addresses from registers that instructions write."""
+        for index in indices:
+            for slot in self._translation.written(index):
+                self._extended.pop(slot, None)
 
     def _at(self, name: str) -> int:
         return WORD * CONTEXT.index(name)
@@ -89,8 +96,10 @@ class _Function:
         """Call the function of an access, which checks and counts it, and moves its data as far as nothing converts."""
         f, fields = self._f, self._fields
         record = fields.pointer("access") + WORD * len(ACCESS) * self._translation.number[index]
-        slot = self._translation.address_slot(self._translation.forms[index])
-        f.store(fields.pointer("own_addresses") if slot is None else self.pointer(slot), fields.at("addresses"), 8)
+        form = self._translation.forms[index]
+        slot, narrow = (self._translation.address_slot(form, size) for size in "84")
+        own = "own_addresses" if narrow is None else self._extended[narrow]
+        f.store(fields.pointer(own) if slot is None else self.pointer(slot), fields.at("addresses"), 8)
         passed = f.result_of(f.load("ptr", record, 8), "i64", f["ctx"], record, f["mask"])
         with f.if_(passed.differs(0)):
             self._fields.leave(index + 1)
@@ -102,7 +111,7 @@ class _Function:
         memory, bases = fields.pointer(move.space if move.space == "shared" else "memory"), fields.pointer("bases")
         with self._group() as group:
             wide = lanes("i64")
-            at = f.load(wide, addresses + group.t * WORD)
+            at = f.load(wide, addresses + group.t * WORD) + self._translation.offset(move)
             if move.space == "shared":
                 at = at + f.load(wide, bases + group.t * WORD)
             for number, operand in enumerate(move.elements):
@@ -111,7 +120,7 @@ class _Function:
                     f.scatter(group.read(operand, move.kind), places, group.mask)
                 else:
                     group.write(operand, move.kind, f.gather(lanes(element), places, group.mask))
-            group.finish(None)
+            group.finish()
 
     def _exchange(self, form: WarpExchange) -> None:
         """Let the lanes of each warp exchange what they hold."""
@@ -123,25 +132,36 @@ class _Function:
             results = results if isinstance(results, tuple) else (results,)
             for target, result in zip(form.targets, results, strict=False):
                 group.write(*target, result)
-            group.finish(None)
+            group.finish()
 
     def _compute(self, indices: range, form: InstructionForm | None, ends: bool) -> None:
         """Compute up to an access, with what that needs, or up to the end, with whom the branch takes."""
         f, block = self._f, self._block
         guard = self._instructions[block.last - 1].guard if ends and block.way in ("branch", "exit") else None
+        self._forget(indices)
+        narrow = self._translation.address_slot(form, "4")
+        extended = narrow is not None and narrow not in self._extended
+        if narrow is not None and extended:
+            free = [name for name in EXTENDED if name not in self._extended.values()]
+            self._extended[narrow] = free[0] if free else self._extended.pop(next(iter(self._extended)))
         ready = form is None or isinstance(form, CopyGroup) or self._translation.address_slot(form) is not None
+        ready = ready or (narrow is not None and not extended)
         if not indices and guard is None and ready:
             return
         with self._group() as group:
             for index in indices:
                 self.instruction(group, self._translation.forms[index])
-            self._hand_over(group, form)
+            if narrow is None:
+                self._hand_over(group, form)
+            elif extended:
+                addresses = f.convert("sext", group.of(narrow, "u4"), "i64")
+                f.store(addresses, group.pointer(self._extended[narrow]) + group.at(WORD))
             if guard is not None:
                 goes = group.read(guard, "pred")
                 if self._instructions[block.last - 1].negated:
                     goes = flipped(f, goes)
                 f.store(f.convert("zext", goes, "i8"), group.pointer("goes") + group.t)
-            group.finish(self._private(indices))
+            group.finish(self._translation.private(indices))
 
     def instruction(self, group: _Group, form: InstructionForm | None) -> None:
         f = self._f
@@ -178,19 +198,6 @@ class _Function:
             value = group.read(*form.passed)
             value = f.convert("zext", value, "i8") if form.passed[1] == "pred" else value
             f.store(value, group.pointer("own_addresses") + group.at(_passed_size(form)))
-
-    def _private(self, indices: range) -> set[int]:
-        """Return the slots of registers that only these instructions name, and write first."""
-        translation, inside, first = self._translation, Counter[int](), dict[int, bool]()
-        for index in indices:
-            form = translation.forms[index]
-            slots = translation.slots[index]
-            inside.update(slots)
-            sources = form.sources if isinstance(form, Compute) else ()
-            read = {translation.program.slots.get(name) for name in names_of([each for each, _ in sources])}
-            for slot in slots:
-                first.setdefault(slot, slot not in read)
-        return {slot for slot, count in inside.items() if first[slot] and count == translation.mentions[slot]}
 
     def _group(self) -> _Group:
         return _Group(self._translation, self._f, self)
@@ -242,7 +249,7 @@ class _Group:
             self._offsets[size] = self.t * size
         return self._offsets[size]
 
-    def _of(self, slot: int, dtype: str) -> Value:
+    def of(self, slot: int, dtype: str) -> Value:
         """Return the values of a register as a NumPy type."""
         f, stored = self._f, self._translation.stored[slot]
         known = self._values.setdefault(slot, {})
@@ -274,22 +281,22 @@ class _Group:
             case Immediate(bits, type_):
                 return splat(f, constant(bits, type_, dtype), dtype)
             case Register(name):
-                return self._of(program.slots[name], dtype)
+                return self.of(program.slots[name], dtype)
             case Not(register):
                 return flipped(f, self.read(register, "pred"))
             case Special(name):
-                return self._of(program.provided[name], dtype)
+                return self.of(program.provided[name], dtype)
             case Symbol(name, offset):
                 if name in self._translation.parameters:
                     return f.const(lanes(TYPES[dtype]), self._translation.parameters[name] + offset)
-                return self._of(program.provided[name], dtype) + offset
+                return self.of(program.provided[name], dtype) + offset
         raise AssertionError(operand)
 
     def address(self, place: Address) -> Value:
         """Return the addresses in brackets."""
         f, base = self._f, place.base
         if isinstance(base, Register) and STORED[base.type] == "u4":
-            narrow = self._of(self._translation.program.slots[base.name], "u4")
+            narrow = self.of(self._translation.program.slots[base.name], "u4")
             return f.convert("sext", narrow + place.offset, "i64")
         return (
             self.read(base, "s64") + place.offset
@@ -311,18 +318,22 @@ class _Group:
         if slot not in self._written:
             self._written.append(slot)
 
-    def finish(self, private: set[int] | None) -> None:
-        """Keep the values of the active threads, but for registers that nobody else reads."""
+    def finish(self, private: Container[int] = ()) -> None:
+        """Keep the values of the active threads, but for registers that nobody else reads.
+
+        Where only this block has a register, nobody reads what the other threads have in it.
+        """
         f, stored_lanes = self._f, []
         for slot in self._written:
-            if private is not None and slot in private:
+            if slot in private:
                 continue
             stored = self._translation.stored[slot]
             place = self.pointer(slot) + self.at(SIZES[memory_type(stored)])
             value = self._values[slot][stored]
-            stored_lanes.append((place, f.convert("zext", value, "i8") if stored == "?" else value))
-        for place, value in stored_lanes:
-            f.store(f.select(self.mask, value, f.load(value.type, place)), place)
+            value = f.convert("zext", value, "i8") if stored == "?" else value
+            stored_lanes.append((place, value, slot in self._translation.rows))
+        for place, value, alone in stored_lanes:
+            f.store(value if alone else f.select(self.mask, value, f.load(value.type, place)), place)
 
 
 def viewed(f: Function, value: Value, stored: str, dtype: str) -> Value:

@@ -132,8 +132,9 @@ class Native:
                 fields = {
                     "call": functions["copy" if form.what else "access"], "shared": form.space == "shared",
                     "mark": index << INDEX_AT | (UNDER_WAY if form.what else 0), "stores": form.stores,
-                    "width": form.width, "latest": frames.ENTRIES, "number": number + 1, "elements": len(lanes_),
-                    "size": size, "paired": bool(form.what) and form.stores,
+                    "width": form.width, "offset": self.translation.offset(form), "latest": frames.ENTRIES,
+                    "number": number + 1, "elements": len(lanes_), "size": size,
+                    "paired": bool(form.what) and form.stores,
                     **dict(zip(REGISTERS, lanes_, strict=False)),
                 }  # fmt: skip
             for name, value in fields.items():

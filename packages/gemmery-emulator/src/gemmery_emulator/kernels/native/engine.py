@@ -24,7 +24,7 @@ from gemmery_emulator.kernels.native import frames
 from gemmery_emulator.kernels.native.block_copies import CopyRows
 from gemmery_emulator.kernels.native.buffers import Buffers
 from gemmery_emulator.kernels.native.compiling import CALL, CALL_THREAD, PAUSE, USUAL, USUAL_THREAD, Native, Ways, turns
-from gemmery_emulator.kernels.native.frames import CONTEXT, ENTRIES, Record
+from gemmery_emulator.kernels.native.frames import CONTEXT, ENTRIES, EXTENDED, Record
 from gemmery_emulator.kernels.native.sharing import Races, count_entries
 from gemmery_emulator.kernels.native.translation import AsyncCopy, CopyGroup, Move
 from gemmery_emulator.lockstep import LockStep
@@ -115,7 +115,7 @@ class BlockEngine:
         if self._ready:
             slots = self._translation.slots_of(at)
             self._export(slots)
-            self._changed.update(slots)
+            self._changed |= dict.fromkeys(slots)
             block = self._program.blocks[at]
             if self._copies is not None:
                 self._copies.give_back()
@@ -266,7 +266,7 @@ class BlockEngine:
             if self._kept and index in self._unseen:
                 self._tell_fetched()
             block.steps[index - block.first](self._machine, mask)
-            self._changed.update(slots)
+            self._changed |= dict.fromkeys(slots)
             index += 1
             if index == last:
                 return
@@ -288,10 +288,12 @@ class BlockEngine:
         self._run: BlockRun = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(turns()["run"])
         kinds = [np.dtype(np.bool_ if kind == "?" else kind) for kind in translation.stored]
         known = sorted({*program.slots.values(), *program.provided.values()})
-        self._buffers = own = Buffers.for_threads(threads, len(known))
+        rows = {slot: translation.rows.get(slot, slot) for slot in known}
+        numbers_of = {row: number for number, row in enumerate(dict.fromkeys(rows.values()))}
+        self._buffers = own = Buffers.for_threads(threads, len(numbers_of))
         self._values: dict[int, NDArray[Any]] = {
-            slot: row[: threads * kinds[slot].itemsize].view(kinds[slot])
-            for slot, row in zip(known, own.rows, strict=False)
+            slot: own.rows[numbers_of[row]][: threads * kinds[slot].itemsize].view(kinds[slot])
+            for slot, row in rows.items()
         }
         self._registers = np.zeros(max(known, default=0) + 1, np.int64)
         for slot, values in self._values.items():
@@ -316,6 +318,7 @@ class BlockEngine:
             "own_addresses": own.addresses, "sources": own.sources, "reads": own.reads,
             "parameters": machine.parameters, "memory": machine.memory.data, "shared": machine.shared.data,
             "bases": own.bases, "arrays": self._arrays, "entries": self._entries, "slots": self._slots,
+            **dict(zip(EXTENDED, own.extended, strict=True)),
         }  # fmt: skip
         for name, value in (*numbers.items(), *buffers.items()):
             self._context.set(name, value)
@@ -323,9 +326,10 @@ class BlockEngine:
         self._copies: CopyRows | None = None
         if any(isinstance(form, AsyncCopy) for form in translation.forms):
             self._copies = CopyRows(machine, self._context, self._accesses, own, translation)
-        self._written = sorted(translation.mentions)
+        self._written = sorted(set(translation.mentions) - set(translation.rows))
         self._exported = dict.fromkeys(self._values, 0)  # the run after which each was copied to the machine
-        self._changed = set(self._values)
+        # In the order of their changes: the later of two that share a row is the one whose value counts.
+        self._changed = dict.fromkeys(slot for slot in self._values if slot not in translation.rows)
         self._ready = True
         self._bind_blocks()
 
@@ -348,7 +352,8 @@ class BlockEngine:
         self._undiverged = list(branching) if self._trace is not None else []
 
     def _bind_blocks(self) -> None:
-        self._used = set(self._program.provided.values())  # slots that compiled code reads or writes
+        # Slots that compiled code reads or writes.
+        self._used = {*self._program.provided.values(), *self._translation.rows}
         for number, address in self._native.code.items():
             self._blocks.set("ready", address, number)
             self._used.update(self._translation.slots_of(number))
@@ -364,9 +369,9 @@ class BlockEngine:
     def _import(self) -> None:
         """Take the values of registers that NumPy may have changed."""
         registers = self._machine.registers
-        for slot in self._changed & self._used:
+        for slot in [slot for slot in self._changed if slot in self._used]:
             self._values[slot][...] = registers[slot]
-        self._changed -= self._used
+            del self._changed[slot]
 
     def _prepare(self) -> bool:
         """Make the state ready for compiled code; False where NumPy has to go on."""

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import count, repeat
 
 from gemmery.cpu.target import Target
 from gemmery_emulator import access, specials
@@ -271,9 +272,10 @@ class Translation:
 
     @cache  # noqa: B019
     def slots_of(self, at: int) -> list[int]:
-        """Return the slots of registers that a block names."""
+        """Return the slots of registers that a block names, but for those whose values stay in it."""
         block = self.program.blocks[at]
-        return list(dict.fromkeys(slot for index in range(block.first, block.last) for slot in self.slots[index]))
+        slots = dict.fromkeys(slot for index in range(block.first, block.last) for slot in self.slots[index])
+        return [slot for slot in slots if slot not in self.rows]
 
     def _slots_of(self, instruction: Instruction) -> list[int]:
         guard = () if instruction.guard is None else (instruction.guard,)
@@ -284,6 +286,40 @@ class Translation:
     def mentions(self) -> Counter[int]:
         """In how many instructions each register is named."""
         return Counter(slot for slots in self.slots for slot in slots)
+
+    def private(self, indices: range) -> dict[int, tuple[int, int]]:
+        """Return the registers that only these instructions name, and write first, with the first and the last."""
+        inside, spans = Counter[int](), dict[int, tuple[int, int]]()
+        for index in indices:
+            inside.update(self.slots[index])
+            read = self._read(index)
+            for slot in self.slots[index]:
+                spans[slot] = spans.get(slot, (-1 if slot in read else index,))[0], index
+        return {slot: span for slot, span in spans.items() if span[0] >= 0 and inside[slot] == self.mentions[slot]}
+
+    @cached_property
+    def rows(self) -> dict[int, tuple[str, int]]:
+        """The registers of one block alone, with the size and number of a row that others have before and after."""
+        rows, ends = dict[int, tuple[str, int]](), dict[tuple[str, int], int]()
+        for block in self.program.blocks:
+            spans = self.private(range(block.first, block.last))
+            for slot, (first, last) in sorted(spans.items(), key=lambda each: each[1]):
+                size = self.stored[slot][1:]
+                rows[slot] = next(row for row in zip(repeat(size), count()) if ends.get(row, -1) < first)
+                ends[rows[slot]] = last
+        return rows
+
+    def _read(self, index: int) -> set[int]:
+        """Return the slots that an instruction reads, perhaps with some that it writes."""
+        operands: Sequence[Operand] = ()
+        match self.forms[index]:
+            case Compute(sources=sources):
+                operands = [source for source, _ in sources]
+            case Move(stores=False, place=place):
+                operands = (place,)
+            case form if not isinstance(form, BlockParameter):
+                return set(self.slots[index])
+        return {self.program.slots[name] for name in names_of(operands) if name in self.program.slots}
 
     @cached_property
     def uniform(self) -> dict[int, int]:
@@ -298,11 +334,22 @@ class Translation:
                 known.update((slots[name], index) for name in names)
         return known
 
-    def address_slot(self, form: InstructionForm | None) -> int | None:
-        """Return the register that holds the addresses of an access, if one does as they are."""
-        if not isinstance(form, Move) or not isinstance(base := form.place.base, Register) or form.place.offset:
+    def address_slot(self, form: InstructionForm | None, size: str = "8") -> int | None:
+        """Return the register of so many bytes that has the addresses of an access, but for `offset`, if one does."""
+        base = form.place.base if isinstance(form, Move) and not form.what else None
+        if not isinstance(base, Register) or base in _targets(form):  # its own elements would change the addresses
             return None
-        return self.program.slots[base.name] if STORED[base.type][1] == "8" else None
+        return self.program.slots[base.name] if STORED[base.type][1] == size else None
+
+    def offset(self, form: Move) -> int:
+        """Return what an access adds to the addresses that it takes."""
+        slots = [self.address_slot(form, size) for size in "48"]
+        return 0 if slots == [None, None] else form.place.offset
+
+    def written(self, index: int) -> list[int]:
+        """Return the slots that an instruction writes, all of one without code."""
+        form, known = self.forms[index], self.program.slots
+        return [known[name] for name in names_of(_targets(form)) if name in known] if form else self.slots[index]
 
     def share(self, block: Block) -> float:
         """Return the part of a block's instructions that have code."""
@@ -318,9 +365,9 @@ def _group(instruction: Instruction) -> CopyGroup | None:
 
 
 def _targets(form: InstructionForm | None) -> tuple[Operand, ...]:
-    if isinstance(form, BlockParameter):
+    if isinstance(form, BlockParameter) or (isinstance(form, Move) and not form.stores):
         return form.elements
-    return tuple(target for target, _ in form.targets) if isinstance(form, Compute) else ()
+    return tuple(target for target, _ in form.targets) if isinstance(form, Compute | WarpExchange) else ()
 
 
 def _slot(slots: dict[str, int], operand: Operand) -> int | None:

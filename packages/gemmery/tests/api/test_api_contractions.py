@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import gemmery as gm
 from gemmery import arrays, dispatch, dtypes
-from gemmery.api import products, sums_of_products
+from gemmery.api import contractions, products, sums_of_products
 from gemmery.api.one_product import Labels, one_product, shape_of
 from gemmery.problem import Problem
 from operands import random
@@ -529,6 +529,35 @@ def test_an_operand_summed_first_neither_wraps_nor_rounds(expression):
         assert result.dtype == name
         assert np.array_equal(result, (expected / 2).astype(name))
     assert type(gm.einsum("i,j->", a[:, 0].astype("f2"), b.ravel().astype("f2"))) is np.float16
+
+
+@pytest.mark.parametrize("expression", ["ij,jk->k", "ji,jk->k", "ij,ij,jk->k"])
+def test_integers_on_a_device_do_not_wrap_where_the_result_would_not(monkeypatch, expression):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    monkeypatch.setattr(contractions, "viewed", lambda _, x: arrays.view(x)._replace(device="cuda:0"))
+    terms = expression.split("->")[0].split(",")
+    lengths = {"i": 300 if len(terms) == 2 else 4, "j": 4, "k": 3}
+    operands = [torch.full([lengths[z] for z in term], 100, dtype=torch.int8) for term in terms]
+    operands[-1] = operands[-1].int()
+    expected = np.einsum(expression, *(x.numpy().astype("i4") for x in operands))
+    assert np.array_equal(gm.einsum(expression, *operands), expected)
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+@pytest.mark.parametrize("expression", ["ab,,ab", "ij,kl->ijkl", "ij,kj,kl,l->i", "ii->i", "ij->", "ij,ik->jk"])
+def test_a_matrix_of_numpy_is_a_plain_array(expression):
+    terms, rng = expression.split("->")[0].split(","), np.random.default_rng(0)
+    operands = [rng.integers(-9, 9, (3,) * len(term)).astype("f8") for term in terms]
+    matrices = [np.matrix(x) if x.ndim == 2 else x for x in operands]
+    result = gm.einsum(expression, *matrices)
+    assert not isinstance(result, np.matrix)
+    assert np.array_equal(result, np.einsum(expression, *operands))
+    m, x = matrices[0], operands[0]
+    if expression == "ij,ik->jk":
+        assert type(gm.tensordot(m, m, 0)) is type(gm.vecdot(m, m)) is np.ndarray
+        assert np.array_equal(gm.vecdot(m, m, axis=0, keepdims=True), [(x * x).sum(0)])
+        assert np.array_equal(gm.matmul(m, np.stack([x, x])), np.matmul(x, np.stack([x, x])))
+        assert np.array_equal(gm.grouped_matmul(m, x, offsets=[1, 3])[1], x[:, 1:] @ x[1:])
 
 
 @pytest.mark.parametrize("name", ["f32", "f64", "int32", "uint64", "f16", "complex64"])

@@ -43,7 +43,8 @@ class FusedProduct:
         """
         weights = weight if isinstance(weight, tuple) else (weight,)
         for z in (x, *weights):
-            if isinstance(z, torch.Tensor) and (z.is_nested or z.layout is not torch.strided):
+            unread = isinstance(z, torch.Tensor) and (z.is_nested or z.layout is not torch.strided)
+            if unread or torch._C._are_functorch_transforms_active():  # which ask torch.autograd for another form
                 viewed("x" if z is x else "weight", z)  # raises
             if not isinstance(z, torch.Tensor) or (z is x and not z.ndim) or (z is not x and z.ndim != 2):
                 raise ArgumentError(f"{brief(z)}: fused multiplies tensors, an x of (..., k) by weights of (k, n)")

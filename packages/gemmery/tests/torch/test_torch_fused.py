@@ -169,6 +169,8 @@ def test_transforms_of_torch_func_are_refused():
     for transformed in (torch.vmap(lambda x: layer(x, weight)), torch.func.grad(lambda x: layer(x, weight).sum())):
         with pytest.raises(gm.LayoutError, match="cannot transform products of gemmery"):
             transformed(x)
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(gm.ArgumentError, match="forward-mode"):
+        layer(x, torch.autograd.forward_ad.make_dual(weight, weight))
 
 
 def test_second_derivatives_are_refused():

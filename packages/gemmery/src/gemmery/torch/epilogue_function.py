@@ -176,6 +176,13 @@ class _FusedFunction(_Function):
         ]
         return None, None, grad_x, *grad_weights, *grads
 
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> Any:
+        raise ArgumentError(
+            f"a tangent of forward-mode differentiation: {ctx.fused.__name__}, which is fused, has none; write it "
+            "with gemmery.torch.matmul and PyTorch's functions"
+        )
+
 
 def _gradient_of(weight: Any, x: Any, of_sum: Any) -> Any:
     """Return x' times the gradient of the sums, in the order of the weight: PyTorch copies one of another order."""

@@ -528,6 +528,12 @@ def test_an_operand_summed_first_neither_wraps_nor_rounds(expression):
         result = gm.einsum(expression, (a * 128).astype(name), (b / 256).astype(name))
         assert result.dtype == name
         assert np.array_equal(result, (expected / 2).astype(name))
+        terms, result_term = expression.split("->")
+        named = gm.einsum(expression, (a * 128).astype(name), (b / 256).astype(name), dtype=name)
+        assert np.array_equal(named, result)
+        several = gm.einsum(f"{terms},->{result_term}", (a * 128).astype(name), (b / 256).astype(name), np.int8(1))
+        assert several.dtype == name
+        assert np.array_equal(several, result)
     assert type(gm.einsum("i,j->", a[:, 0].astype("f2"), b.ravel().astype("f2"))) is np.float16
 
 

@@ -91,7 +91,7 @@ def sum_of_products(factors: list[Factor], c: Dimensions, options: dict[str, Any
     if out is None and (between != result or own != arrays.allocates(like)):
         target = arrays.empty(like, shape_of(labels, x.shape, y.shape), result).owner
     if is_product(left, right, c):
-        product = contract(like, labels, x, y, target, options)
+        product = contract(like, labels, x, y, target, wide)
     else:
         product = multiplied(labels, a, b, between, target)
     return product if out is not None else arrays.wrap(like, product)

@@ -501,6 +501,10 @@ def test_views_of_one_operand_are_views():
 def test_operands_of_several_types_and_kinds():
     a, b, c = np.full((2, 9), 100, "i1"), np.full((9, 3), 100, "i1"), np.ones((3, 2))
     assert np.array_equal(gm.einsum("ij,jk,kl->il", a, b, c), np.einsum("ij,jk,kl->il", a, b, c))
+    for names in (("i1", "u1", "f2"), ("f2", "i1", "u1"), ("u1", "f2", "i1")):
+        a, b, c = (np.full(2, 100, name) for name in names)
+        assert gm.einsum("a,b,c->abc", a, b, c, optimize=["einsum_path", (0, 1), (0, 1)]).dtype == np.float32
+        assert gm.einsum("a,b,c->", a, b, c) == 8e6
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     x, y = torch.randn(3, 3), torch.randn(3, 3)
     for expression in ("ij,ij->ij", "ii,ij->j", "ij,kj->j"):

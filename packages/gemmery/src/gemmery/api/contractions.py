@@ -243,7 +243,9 @@ def _einsum(
     factors = [Factor(*factor) for factor in zip(terms, operands, views, strict=True)]
     if len(factors) > 2:
         if options.dtype is None and len({x.dtype for x in views}) > 1:
-            common = get(functools.reduce(promoted, (x.dtype for x in views)))
+            # Integers first: any two of them must fit in what all become.
+            names = sorted((x.dtype for x in views), key=lambda name: get(name).kind in "fc")
+            common = get(functools.reduce(promoted, names))
             if common.kind in "iu" or all(x.device == "cpu" for x in views):
                 keywords = {**keywords, "dtype": common.numpy}
         steps = iter(subscripts.path(terms, [x.shape for x in views], letters, optimize)[:-1])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import gemmery as gm
 from gemmery import arrays, dispatch, dtypes
-from gemmery.api import products, sums_of_products
+from gemmery.api import contractions, products, sums_of_products
 from gemmery.api.one_product import Labels, one_product, shape_of
 from gemmery.problem import Problem
 from operands import random
@@ -501,6 +501,10 @@ def test_views_of_one_operand_are_views():
 def test_operands_of_several_types_and_kinds():
     a, b, c = np.full((2, 9), 100, "i1"), np.full((9, 3), 100, "i1"), np.ones((3, 2))
     assert np.array_equal(gm.einsum("ij,jk,kl->il", a, b, c), np.einsum("ij,jk,kl->il", a, b, c))
+    for names in (("i1", "u1", "f2"), ("f2", "i1", "u1"), ("u1", "f2", "i1")):
+        a, b, c = (np.full(2, 100, name) for name in names)
+        assert gm.einsum("a,b,c->abc", a, b, c, optimize=["einsum_path", (0, 1), (0, 1)]).dtype == np.float32
+        assert gm.einsum("a,b,c->", a, b, c) == 8e6
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     x, y = torch.randn(3, 3), torch.randn(3, 3)
     for expression in ("ij,ij->ij", "ii,ij->j", "ij,kj->j"):
@@ -528,7 +532,42 @@ def test_an_operand_summed_first_neither_wraps_nor_rounds(expression):
         result = gm.einsum(expression, (a * 128).astype(name), (b / 256).astype(name))
         assert result.dtype == name
         assert np.array_equal(result, (expected / 2).astype(name))
+        terms, result_term = expression.split("->")
+        named = gm.einsum(expression, (a * 128).astype(name), (b / 256).astype(name), dtype=name)
+        assert np.array_equal(named, result)
+        several = gm.einsum(f"{terms},->{result_term}", (a * 128).astype(name), (b / 256).astype(name), np.int8(1))
+        assert several.dtype == name
+        assert np.array_equal(several, result)
     assert type(gm.einsum("i,j->", a[:, 0].astype("f2"), b.ravel().astype("f2"))) is np.float16
+
+
+@pytest.mark.parametrize("expression", ["ij,jk->k", "ji,jk->k", "ij,ij,jk->k"])
+def test_integers_on_a_device_do_not_wrap_where_the_result_would_not(monkeypatch, expression):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    monkeypatch.setattr(contractions, "viewed", lambda _, x: arrays.view(x)._replace(device="cuda:0"))
+    terms = expression.split("->")[0].split(",")
+    lengths = {"i": 300 if len(terms) == 2 else 4, "j": 4, "k": 3}
+    operands = [torch.full([lengths[z] for z in term], 100, dtype=torch.int8) for term in terms]
+    operands[-1] = operands[-1].int()
+    expected = np.einsum(expression, *(x.numpy().astype("i4") for x in operands))
+    assert np.array_equal(gm.einsum(expression, *operands), expected)
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+@pytest.mark.parametrize("expression", ["ab,,ab", "ij,kl->ijkl", "ij,kj,kl,l->i", "ii->i", "ij->", "ij,ik->jk"])
+def test_a_matrix_of_numpy_is_a_plain_array(expression):
+    terms, rng = expression.split("->")[0].split(","), np.random.default_rng(0)
+    operands = [rng.integers(-9, 9, (3,) * len(term)).astype("f8") for term in terms]
+    matrices = [np.matrix(x) if x.ndim == 2 else x for x in operands]
+    result = gm.einsum(expression, *matrices)
+    assert not isinstance(result, np.matrix)
+    assert np.array_equal(result, np.einsum(expression, *operands))
+    m, x = matrices[0], operands[0]
+    if expression == "ij,ik->jk":
+        assert type(gm.tensordot(m, m, 0)) is type(gm.vecdot(m, m)) is np.ndarray
+        assert np.array_equal(gm.vecdot(m, m, axis=0, keepdims=True), [(x * x).sum(0)])
+        assert np.array_equal(gm.matmul(m, np.stack([x, x])), np.matmul(x, np.stack([x, x])))
+        assert np.array_equal(gm.grouped_matmul(m, x, offsets=[1, 3])[1], x[:, 1:] @ x[1:])
 
 
 @pytest.mark.parametrize("name", ["f32", "f64", "int32", "uint64", "f16", "complex64"])

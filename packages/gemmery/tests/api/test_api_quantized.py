@@ -262,6 +262,7 @@ def test_products_that_are_refused_in_words():
         (lambda: gm.matmul(x, matrix, semiring="min_plus"), ArgumentError, "takes plain matrices: pass b.dequantize"),
         (lambda: gm.QuantizedMatrix.stack([]), ArgumentError, "there are no matrices"),
         (lambda: gm.QuantizedMatrix.stack([matrix, x]), ArgumentError, "is no quantized matrix"),
+        (lambda: gm.QuantizedMatrix.stack(None), ArgumentError, "None is no quantized matrix"),
         (lambda: matrix[0], ShapeError, "no groups"),
         (lambda: matrix.to("cpu"), ArgumentError, "PyTorch"),
         (lambda: gm.QuantizedMatrix("int4", matrix.packed, matrix.scales[:, :0]), ShapeError, "rows of factors"),

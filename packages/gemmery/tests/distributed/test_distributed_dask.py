@@ -33,6 +33,14 @@ def test_one_task_a_block(dtype, m, n, k):
     check(gd.dask.matmul(a, b, dtype=wider).compute(scheduler="sync"), x, y, wider)
 
 
+@pytest.mark.parametrize("empty", [(0, 1), (1, 0, 0), (0, 0, 1, 0)])
+def test_a_length_of_one_may_have_empty_chunks(empty):
+    x, y = integers(1, 5, dtype="int8"), integers(5, 1, dtype="int8")
+    a, b = da.from_array(x, chunks=(empty, (2, 3))), da.from_array(y, chunks=((4, 1), empty))
+    check(gd.dask.matmul(a, b).compute(scheduler="sync"), x, y, "int8")
+    check(gd.dask.matmul(b, a).compute(scheduler="sync"), y, x, "int8")
+
+
 def test_sums_of_half_precision_are_rounded_once():
     """4096 ones and one of 2048: chunks rounded apart would give another sum."""
     a = da.ones((1, 4096), dtype="float16", chunks=(1, 128))
@@ -83,6 +91,8 @@ def test_what_does_not_fit_is_refused():
         gd.dask.matmul(a, a)
     with pytest.raises(DTypeError):
         gd.dask.matmul(a.astype(bool), a.T.astype(bool))
+    with pytest.raises(DTypeError, match="no common element type"):
+        gd.dask.matmul(a.astype("float16"), a.T.astype("bfloat16"))
     with pytest.raises(ArgumentError, match="chunks"):
         gd.dask.matmul(np.ones((2, 2)), np.ones((2, 2)))
     with pytest.raises(ArgumentError, match="from_zarr"):

@@ -163,6 +163,16 @@ def test_wrong_calls_are_refused():
         gemmery.torch.fused(lambda c, b: c + b)(x, w, d=1)
 
 
+def test_transforms_of_torch_func_are_refused():
+    layer = gemmery.torch.fused(lambda c: F.silu(c) + 1)
+    x, weight = torch.ones(4, 2, 3), torch.ones(3, 2)
+    for transformed in (torch.vmap(lambda x: layer(x, weight)), torch.func.grad(lambda x: layer(x, weight).sum())):
+        with pytest.raises(gm.LayoutError, match="cannot transform products of gemmery"):
+            transformed(x)
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(gm.ArgumentError, match="forward-mode"):
+        layer(x, torch.autograd.forward_ad.make_dual(weight, weight))
+
+
 def test_second_derivatives_are_refused():
     layer = gemmery.torch.fused(lambda c: F.silu(c) + 1)
     x, weight = torch.ones(2, 3, requires_grad=True), torch.ones(3, 2)

@@ -15,7 +15,7 @@ from gemmery.api import opaque, subscripts, sums_of_products
 from gemmery.api.one_product import Labels
 from gemmery.api.options import check_numpys, in_order, record, single, viewed
 from gemmery.api.promote import promoted
-from gemmery.api.sums_of_products import Factor, contract, merged, sum_of_products, with_transposes
+from gemmery.api.sums_of_products import Factor, contract, kind_of, merged, sum_of_products, with_transposes
 from gemmery.arrays import view
 from gemmery.cpu import entry
 from gemmery.dtypes import get
@@ -69,7 +69,7 @@ def _tensordot(a: Any, b: Any, axes: Any = 2, *, out: Any = None, **keywords: An
             pass
     x, y = viewed("a", a), viewed("b", b)
     labels = subscripts.of_tensordot(subscripts.pair_of(axes), x.shape, y.shape)
-    return contract(arrays.kind(a, b), labels, x, y, single(out), keywords)
+    return contract(kind_of(a, b), labels, x, y, single(out), keywords)
 
 
 if TYPE_CHECKING:  # mypy attaches a block to the function after it only if it contains nothing but overloads
@@ -146,7 +146,7 @@ def _vecdot(a: Any, b: Any, /, out: Any = None, *, axis: int = -1, keepdims: boo
         if shape[place : place + 1] != (1,):
             raise ShapeError(f"out has shape {shape}: with keepdims=True its dimension {place} has length 1")
         target = out.squeeze(place)
-    like = arrays.kind(a, b)
+    like = kind_of(a, b)
     result = contract(like, labels, x, y, target, keywords)
     if out is not None or not keepdims:
         return result if out is None else out
@@ -242,8 +242,12 @@ def _einsum(
     terms, letters = subscripts.labels(expression, tuple(len(x.shape) for x in views))
     factors = [Factor(*factor) for factor in zip(terms, operands, views, strict=True)]
     if len(factors) > 2:
-        if options.dtype is None and len({x.dtype for x in views}) > 1 and all(x.device == "cpu" for x in views):
-            keywords = {**keywords, "dtype": get(functools.reduce(promoted, (x.dtype for x in views))).numpy}
+        if options.dtype is None and len({x.dtype for x in views}) > 1:
+            # Integers first: any two of them must fit in what all become.
+            names = sorted((x.dtype for x in views), key=lambda name: get(name).kind in "fc")
+            common = get(functools.reduce(promoted, names))
+            if common.kind in "iu" or all(x.device == "cpu" for x in views):
+                keywords = {**keywords, "dtype": common.numpy}
         steps = iter(subscripts.path(terms, [x.shape for x in views], letters, optimize)[:-1])
         while len(factors) > 2:
             places = next(steps, (0, 1))  # a path may leave several to its last step

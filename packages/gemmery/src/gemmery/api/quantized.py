@@ -164,7 +164,8 @@ class QuantizedMatrix:
         Raises ShapeError for matrices that differ in shape, format or zero points, and ArgumentError for an empty
         list or what is no QuantizedMatrix.
         """
-        strange = [z for z in matrices if type(z) is not QuantizedMatrix]
+        listed = isinstance(matrices, list | tuple | QuantizedMatrix)
+        strange = [z for z in matrices if type(z) is not QuantizedMatrix] if listed else [matrices]
         if strange or not matrices:
             what = f"{brief(strange[0])} is no quantized matrix" if strange else "there are no matrices"
             raise ArgumentError(f"stack: {what}; pass a list of what gm.quantize returns")

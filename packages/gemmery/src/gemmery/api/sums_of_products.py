@@ -65,7 +65,7 @@ def merged(some: list[Factor], needed: set[DimensionLabel], options: dict[str, A
 def sum_of_products(factors: list[Factor], c: Dimensions, options: dict[str, Any], out: Any = None) -> Any:
     """Compute a contraction of one or two operands, whatever their labels."""
     (left, _, x), (right, _, y) = factors[0], factors[-1]
-    like = arrays.kind(*(factor.array for factor in factors))
+    like = kind_of(*(factor.array for factor in factors))
     if len(factors) == 2 and is_product(left, right, c):
         with suppress(ShapeError) if _may_repeat(left, x, right, y) else nullcontext():
             return contract(like, Labels(left, right, c), x, y, out, options)
@@ -80,7 +80,8 @@ def sum_of_products(factors: list[Factor], c: Dimensions, options: dict[str, Any
     else:
         right, b = diagonals(right, with_transposes(y, own))
         left, a, right, b = repeated_once(left, a, right, b)
-        if x.device == "cpu":  # sums that neither wrap nor round where the result would not
+        # Sums neither wrap nor, on a CPU, round where the result would not: float32 takes a GPU longer.
+        if x.device == "cpu" or get(result).kind in "iu":
             wide = {**options, "dtype": get(result).accumulator if get(result).kind == "f" else result}
         reduced = [_reduced(left, a, {*right, *c}, wide), _reduced(right, b, {*left, *c}, wide)]
         wide = wide if {left, right} - {labels for labels, _ in reduced} else options
@@ -90,10 +91,16 @@ def sum_of_products(factors: list[Factor], c: Dimensions, options: dict[str, Any
     if out is None and (between != result or own != arrays.allocates(like)):
         target = arrays.empty(like, shape_of(labels, x.shape, y.shape), result).owner
     if is_product(left, right, c):
-        product = contract(like, labels, x, y, target, options)
+        product = contract(like, labels, x, y, target, wide)
     else:
         product = multiplied(labels, a, b, between, target)
     return product if out is not None else arrays.wrap(like, product)
+
+
+def kind_of(*operands: Any) -> Any:
+    """Return the operand whose kind a contraction has: np.matrix, which has two dimensions always, is a plain array."""
+    like = arrays.kind(*operands)
+    return np.asarray(like) if isinstance(like, np.matrix) else like
 
 
 def _may_repeat(left: Dimensions, x: View, right: Dimensions, y: View) -> bool:

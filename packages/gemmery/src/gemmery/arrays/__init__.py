@@ -9,7 +9,7 @@ has the kind of the first operand that is not a plain NumPy array or list:
 | operand | result |
 | --- | --- |
 | NumPy array, list, buffer other than a memoryview | NumPy array |
-| subclass of a NumPy array | the same subclass, by its `__array_wrap__` |
+| subclass of a NumPy array | the same subclass, by its `__array_wrap__`; np.matrix is an array in contractions |
 | PyTorch tensor | PyTorch tensor |
 | CuPy array | CuPy array |
 | memoryview | memoryview |
@@ -131,6 +131,8 @@ def wrap(like: object, result: Any) -> Any:
 
 def _wrapped(like: Array, result: Array) -> Any:
     """What `__array_wrap__` makes of a result; before NumPy 2 it took the array alone."""
+    if isinstance(like, np.matrix) and result.ndim > 2:  # which it refuses
+        return result
     try:
         return like.__array_wrap__(result, None, result.ndim == 0)
     except TypeError:

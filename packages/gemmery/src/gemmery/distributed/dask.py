@@ -25,6 +25,7 @@ except ModuleNotFoundError as error:
 
 from gemmery import api, dtypes
 from gemmery.api import contractions
+from gemmery.api.promote import promoted
 from gemmery.distributed.plan import sums_in
 from gemmery.errors import ArgumentError, ShapeError
 
@@ -81,14 +82,14 @@ def matmul(a: Any, b: Any, *, dtype: Any = None, chunks: tuple[int, int, int] | 
     """
     if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0]:
         raise ShapeError(f"{tuple(a.shape)} times {tuple(b.shape)}: both must be matrices, with the same k")
-    element = _element(np.result_type(a.dtype, b.dtype) if a.dtype != b.dtype else a.dtype)
+    element = promoted(_element(a.dtype), _element(b.dtype))
     result = dtypes.written(element) if dtype is None else dtypes.resolve(dtype)
     kind, sums = np.dtype(dtypes.get(result).numpy), dtypes.get(sums_in(element, result)).numpy
     if isinstance(a, da.Array) and isinstance(b, da.Array):
         b = b.rechunk({0: a.chunks[1]})
-        return da.blockwise(
-            _block, "ij", a, "ik", b, "kj", concatenate=False, dtype=kind, sums=sums, result=kind.name, meta=_meta(kind)
-        )
+        terms = {"dtype": kind, "sums": sums, "result": kind.name, "meta": _meta(kind)}
+        # Chunks fit. Dask would take one for each length of 1, also where there are empty ones beside it.
+        return da.blockwise(_block, "ij", a, "ik", b, "kj", concatenate=False, align_arrays=False, **terms)
     if isinstance(a, da.Array) or isinstance(b, da.Array):
         raise ArgumentError("one operand is a Dask array, the other is not: use dask.array.from_zarr on it, or on none")
     if chunks is None:

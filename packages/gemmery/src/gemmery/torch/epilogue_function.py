@@ -43,7 +43,8 @@ class FusedProduct:
         """
         weights = weight if isinstance(weight, tuple) else (weight,)
         for z in (x, *weights):
-            if isinstance(z, torch.Tensor) and (z.is_nested or z.layout is not torch.strided):
+            unread = isinstance(z, torch.Tensor) and (z.is_nested or z.layout is not torch.strided)
+            if unread or torch._C._are_functorch_transforms_active():  # which ask torch.autograd for another form
                 viewed("x" if z is x else "weight", z)  # raises
             if not isinstance(z, torch.Tensor) or (z is x and not z.ndim) or (z is not x and z.ndim != 2):
                 raise ArgumentError(f"{brief(z)}: fused multiplies tensors, an x of (..., k) by weights of (k, n)")
@@ -174,6 +175,13 @@ class _FusedFunction(_Function):
             for name, value in zip(ctx.names, values, strict=True)
         ]
         return None, None, grad_x, *grad_weights, *grads
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> Any:
+        raise ArgumentError(
+            f"a tangent of forward-mode differentiation: {ctx.fused.__name__}, which is fused, has none; write it "
+            "with gemmery.torch.matmul and PyTorch's functions"
+        )
 
 
 def _gradient_of(weight: Any, x: Any, of_sum: Any) -> Any:

@@ -197,7 +197,7 @@ def test_a_wrong_argument_is_named(arguments, error, said):
     ("line", "said"),
     [
         ("--dtype f23", "--dtype: dtype 'f23' is not supported; did you mean"),
-        ("--dtype ,", "names no element type"),
+        ("--dtype ,", "the value is empty"),
         ("--device h2000", "did you mean 'h200'"),
         ("--threads many", "'--threads'"),
         ("f32", "unexpected extra argument"),

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
 
 import gemmery as gm
 import gemmery_lab as lab
@@ -175,6 +176,36 @@ def test_a_mistake_is_named_with_the_way_out(line, said, capsys, monkeypatch, tm
     assert re.fullmatch(r"gemmery: [^\n]+\n", err)
     assert said in err
     assert not (tmp_path / "p.html").exists()
+
+
+def commands(command, words=()):
+    """Each command with the words that call it."""
+    yield words, command
+    for name, each in getattr(command, "commands", {}).items():
+        yield from commands(each, (*words, name))
+
+
+VALUES = [
+    pytest.param(words, each, id="_".join([*words, each.name]))
+    for words, command in commands(typer.main.get_command(cli.app))
+    for each in command.params
+    if not getattr(each, "is_flag", False) and (*words, each.name) not in {("run", "arguments"), ("emulate", "arg")}
+]
+
+
+@pytest.mark.parametrize("value", ["", " ,"])
+@pytest.mark.parametrize(("words", "each"), VALUES)
+def test_an_empty_value_is_refused(words, each, value, capsys):
+    flag = each.opts[0] if each.opts[0].startswith("-") else ""
+    before = [flag] if flag else ["x"] * (each.name in ("new", "other"))
+    assert cli.run([*words, *before, value]) == 2
+    said = f"gemmery: {flag or each.metavar} {value!r}: the value is empty; write {f'{flag} {each.metavar}'.strip()}"
+    assert capsys.readouterr().err.startswith(said if flag else said.removesuffix(each.metavar))
+
+
+def test_a_script_and_a_program_may_take_an_empty_word(capsys):
+    assert cli.run(["run", "nowhere.py", ""]) == cli.run(["emulate", "nowhere.cu", "--run", "--arg", ""]) == 2
+    assert re.findall("nowhere.c?[a-z]+'?: (.*);", capsys.readouterr().err) == ["there is no such file"] * 2
 
 
 def test_the_card_may_be_named_alone_and_in_any_case(capsys):

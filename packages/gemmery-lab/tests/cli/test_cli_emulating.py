@@ -295,7 +295,6 @@ def test_a_page_may_go_to_a_pipe(tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--check", ""], "--check : write the file and a function in it"),
         (["--tolerance", "1"], "--tolerance 1.0: it needs --check"),
         (["--check", "reference.py:add", "--tolerance", "inf"], "--tolerance inf: it must be finite"),
     ],

@@ -285,8 +285,6 @@ def warm(
         raise ArgumentError(f"--dtype: {error}") from None
     except DeviceError as error:
         raise ArgumentError(f"--device: {error}; or cpu") from None
-    if dtype and not types:
-        raise ArgumentError(f"--dtype {' '.join(dtype)!r} names no element type: leave it out for all")
 
     def run() -> int:
         import gemmery

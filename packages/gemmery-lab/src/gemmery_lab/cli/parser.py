@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
+from typer.core import TyperCommand, TyperGroup
+from typer.models import CommandFunctionType
 
 from gemmery.errors import EXTRAS, ArgumentError, CompileError, GemmeryError, InstallError, missing
 from gemmery_emulator.pages.writing import as_json, check_page, console, place, write_page
@@ -57,8 +59,38 @@ def argument(words: str, **settings: Any) -> Any:
     return typer.Argument(**_WORDS["options"][words], **settings)
 
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-ladder_app = typer.Typer(rich_markup_mode=None)
+_OWN_WORDS = ("arguments", "arg")  # of `run` and `emulate`: a program may take an empty word
+
+
+class _NonEmpty:
+    """A command that takes no empty value: it would stand for everything, or for the working directory."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        command: Any = super()
+        written, _, _ = command.make_parser(ctx).parse_args(args=list(args))
+        for each in command.get_params(ctx):
+            values, flag = written.get(each.name), each.opts[0]
+            for value in values if isinstance(values, list | tuple) else [values]:
+                if isinstance(value, str) and not value.strip(" ,") and each.name not in _OWN_WORDS:
+                    name, form = (flag, f"{flag} {each.metavar}") if flag.startswith("-") else (each.metavar, "one")
+                    way_out = f"write {form}{'' if each.required else ', or leave it out'}"
+                    raise ArgumentError(f"{name} {value!r}: the value is empty; {way_out}")
+        return list(command.parse_args(ctx, args))
+
+
+class _Command(_NonEmpty, TyperCommand): ...
+
+
+class _Group(_NonEmpty, TyperGroup): ...
+
+
+class _Typer(typer.Typer):
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[CommandFunctionType], CommandFunctionType]:
+        return super().command(name, cls=_Command, **settings)
+
+
+app = _Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+ladder_app = _Typer(rich_markup_mode=None, cls=_Group)
 app.add_typer(ladder_app, name="ladder", short_help="Time every rung against NumPy or cuBLAS.")
 
 Version = Annotated[bool, option("version", "--version", is_eager=True)]

@@ -79,7 +79,7 @@ def _unknown(program: SourceProgram, errors: str) -> list[str]:
         if (
             name
             and name.start() <= at
-            and name[0] not in ("concept", "requires")
+            and name[0] not in ("concept", "requires", "operator")
             and not any(_is_in_body(each, at) for each in source.declarations)
         ):
             is_namespace = re.search(r"\bnamespace\s+(\w+\s*=\s*)?$", source.text[begin : name.start()])

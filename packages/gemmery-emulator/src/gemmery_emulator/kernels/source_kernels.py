@@ -29,6 +29,8 @@ def kernels_of(text: str, name: str = "kernel.cu", folder: Path | None = None) -
     {'f': ('f<4>',)}
     >>> kernels_of("template <int N> __global__ void f() {} int main() { const int n = 8; f<n><<<1, 1>>>(); }")
     {'f': ('f<8>',)}
+    >>> kernels_of("template <int N, class T> __global__ void f(T* x) {} int main() { f<4><<<1, 1>>>(x); }")
+    {'f': ()}
     >>> kernels_of("namespace lab { __global__ void g(int* x) { *x = 1; } }")
     {'lab::g': ('lab::g',)}
     >>> kernels_of("__global__ void h(int* x, int n = 1) {} __global__ void h(const float x[], long) {}")
@@ -49,7 +51,8 @@ def kernels_of(text: str, name: str = "kernel.cu", folder: Path | None = None) -
             instances[called] = tuple(of_name) if len(of_name) > 1 else (called,)
         elif re.search(r"\btemplate\s*<\s*[^>\s]", each.source.text[each.start : each.stop]):
             launched = re.findall(rf"\b{alone}\s*(<[^;{{}}()]*?>)\s*<<\s*<", text)
-            known = (WORD.sub(lambda word: _constant(word[0], of_file, values), each) for each in launched)
+            whole = (it for it in launched if it.count(",") + 1 >= _parameters_of_template(each))
+            known = (WORD.sub(lambda word: _constant(word[0], of_file, values), each) for each in whole)
             instances[called] = tuple(dict.fromkeys(f"{called}{' '.join(each.split())}" for each in known))
     return instances
 
@@ -92,6 +95,13 @@ def declared(
         if each.title == f"{called}()":
             definitions[_parameters(each)] = None
     return tuple(definitions)
+
+
+def _parameters_of_template(kernel: Declaration) -> int:
+    """How many arguments name an instance of a template: of fewer, a compiler takes the others from the call."""
+    node = kernel.node.parent and kernel.node.parent.child_by_field_name("parameters")
+    kinds = [it.type for it in node.named_children] if node else []
+    return sum(kind in ("parameter_declaration", "type_parameter_declaration") for kind in kinds)
 
 
 def _parameters(kernel: Declaration) -> tuple[str, ...]:

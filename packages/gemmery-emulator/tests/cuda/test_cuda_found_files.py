@@ -214,6 +214,22 @@ def test_overloads_are_named_by_their_parameters():
             "#include <iostream>\n#if !ALONE\n__global__ void g(int* x) { x[0] = 1; }\n#else\n"
             "__global__ void f(int* x) { x[threadIdx.x] = 7; }\n#endif\n"
         ),
+        (  # a function of the host that a member calls, which nobody calls on the device
+            "#include <iostream>\nint side(int t) { return t; }\n"
+            "struct Tile { __host__ __device__ int side_of(int t) const { return side(t); } int n = 7; };\n"
+            "__global__ void f(int* x) { Tile tile; x[threadIdx.x] = tile.n; }\n"
+        ),
+        (
+            "#include <iostream>\nstruct Room { int* at; __device__ explicit Room(int n) { cudaMalloc(&at, n); }\n"
+            "  __device__ ~Room() { cudaFree(at); } };\n"
+            "__global__ void f(int* x) { x[threadIdx.x] = 7; if (blockDim.x > 99) { Room room(4); *x = *room.at; } }\n"
+        ),
+        (
+            "#include <concepts>\n#include <iostream>\ntemplate <class T> requires (std::integral<T>) struct Pair {\n"
+            "  [[nodiscard]] friend __device__ constexpr Pair<T> operator+(const Pair<T>& a, const Pair& b) {\n"
+            "    return {a.x + b.x}; }\n  T x; };\n"
+            "__global__ void f(int* x) { x[threadIdx.x] = (Pair<int>{3} + Pair<int>{4}).x; }\n"
+        ),
     ],
 )
 def test_what_nvcc_takes_of_the_library(tmp_path, text):

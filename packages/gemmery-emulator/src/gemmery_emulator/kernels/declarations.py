@@ -397,7 +397,7 @@ def _patterns(macros: tuple[tuple[str, Macro], ...]) -> tuple[re.Pattern[bytes],
     whole = {name for name, macro in macros if macro.parameters is not None} - called
     names = "|".join(sorted(plain, key=len, reverse=True))
     calls = "|".join(sorted(called, key=len, reverse=True))
-    pattern = rf"\b(?:{calls})\b{_ARGUMENTS}|\b(?:{names})\b|{_OF_LIBRARY.pattern}"
+    pattern = rf"\b(?:{calls})\b{_ARGUMENTS}|\b(?:{names})\b|{_OF_LIBRARY.pattern}|\[\[[\w\s:,().\"]*\]\]"
     after = "|".join(sorted(whole, key=len, reverse=True))
     inside = _ARGUMENTS.replace(r"\s*\(", r"\s*\((", 1)[:-2] + r")\)"
     ends = rf"^[ \t]*(?:{after})\b{inside}\s(?=\s*(?:[A-Za-z_}}]|\Z))" if after else ""

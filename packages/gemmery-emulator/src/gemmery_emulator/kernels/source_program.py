@@ -39,6 +39,8 @@ class SourceProgram:
     wheels: tuple[str, ...]  # folders of headers that packages of Python bring
     unmarked: bool = False  # whether functions without a mark are device code
     reached: set[tuple[str, int]] = field(default_factory=set)  # the places of what a kernel reaches
+    words: frozenset[str] = frozenset()  # that these use
+    bodiless: set[tuple[str, int]] = field(default_factory=set)  # the places of member functions that stay without one
 
     @property
     def macros(self) -> Mapping[str, Macro]:
@@ -195,6 +197,7 @@ class SourceProgram:
             for word in rest & self.macros.keys():
                 words |= set(re.findall(r"[A-Za-z_]\w*", self.macros[word].text))
             pending = [each for word in rest for each in (*self.by_name.get(word, ()), *optional.get(word, ()))]
+        self.words = frozenset(words)
         return reached
 
     @cached_property
@@ -250,6 +253,8 @@ class SourceProgram:
             yield from _without(_OF_HOST, each, each.body[0] or each.stop)
             if each.body[1] and self.is_host(each, owner):  # it is virtual: its place in the table stays
                 yield *each.body, ";"
+        elif each.place in self.bodiless:
+            yield *each.body, ";"
         for member in each.members if each.place in self.reached else ():
             yield from self._cuts(member, each)
 

@@ -34,7 +34,7 @@ def pointees(symbol: str) -> tuple[str, ...]:
 
     Returns () for a symbol that is not mangled or cannot be read, and on a system without such a library.
     """
-    text, depth, ends = _demangled(symbol), 0, list[int]()
+    text, depth, ends = demangled(symbol), 0, list[int]()
     for place in reversed(range(len(text) if text.endswith(")") else 0)):  # back from the last bracket to its first
         depth += (text[place] in ")>]") - (text[place] in "(<[")
         if not depth or not ends or (depth == 1 and text[place] == ","):
@@ -57,8 +57,8 @@ def _demangler() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
     return None
 
 
-def _demangled(symbol: str) -> str:
-    """A symbol in C++; "" if it is none."""
+def demangled(symbol: str) -> str:
+    """Return a symbol as C++ writes it; "" for other names."""
     functions = _demangler()
     if functions is None or not symbol.startswith("_Z"):
         return ""
@@ -67,6 +67,15 @@ def _demangled(symbol: str) -> str:
     text = ctypes.string_at(written).decode() if written else ""
     free(written)
     return text
+
+
+def last_name(symbol: str) -> str:
+    """Return the last name in the symbol of a variable, or the symbol.
+
+    >>> last_name("_ZN3lab5tableE"), last_name("_ZZ3sumPfE4tile_0"), last_name("table")
+    ('table', 'tile', 'table')
+    """
+    return demangled(symbol).rpartition("::")[2] or symbol
 
 
 def mismatch(pointee: str, dtype: np.dtype[Any]) -> str:

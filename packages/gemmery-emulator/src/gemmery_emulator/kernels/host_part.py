@@ -28,6 +28,7 @@ from gemmery_emulator.kernels.declarations import Declaration, Source, blanked, 
 from gemmery_emulator.kernels.source_kernels import parameter_name
 from gemmery_emulator.kernels.source_program import SourceProgram
 from gemmery_emulator.kernels.stand_ins import HOST_LIBRARIES
+from gemmery_emulator.symbols import last_name
 
 SECONDS = 60.0  # of the host part's own code, without launches and copies
 OTHERS = (".cpp", ".cc", ".cxx", ".c")  # endings of files that have host code alone
@@ -273,14 +274,8 @@ def allocation_name(name: str, line: int) -> str:
 
 def plain(symbol: str) -> str:
     """The last name in a symbol of a variable: "table" of "_ZN3lab5tableE"."""
-    piece, at = symbol, re.match(r"_Z(?:N|L|NL)?", symbol)
-    if at is None:
-        return symbol
-    rest = symbol[at.end() :]
-    while match := re.match(r"L?(\d+)", rest):
-        size = int(match[1])
-        piece, rest = rest[match.end() : match.end() + size], rest[match.end() + size :]
-    return piece if rest in ("", "E") and not symbol.startswith("_ZN4cuda") else symbol
+    name = last_name(symbol)
+    return name if name.isidentifier() and not symbol.startswith(("_ZN4cuda", "_ZZ")) else symbol
 
 
 def instance(name: str, parameters: Sequence[str], pretty: str) -> str:

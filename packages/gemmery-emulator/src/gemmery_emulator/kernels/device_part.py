@@ -192,7 +192,7 @@ def device_part(
             ptx = _compiled(program, whole, kernel, arch, passed, beside, toolkit)
             break
         except CompileError as error:
-            if _NEWER.search(f"{error}{every}") and not any("-std=" in each for each in passed):
+            if _NEWER.search(str(error)) and not any("-std=" in each for each in passed):
                 passed += ("-std=c++20",)
             elif uncalled := _uncalled(program, str(error)) - program.bodiless:
                 program.bodiless |= uncalled

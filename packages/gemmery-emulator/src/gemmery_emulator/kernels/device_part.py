@@ -90,13 +90,13 @@ def _unknown(program: SourceProgram, errors: str) -> list[str]:
 
 def _uncalled(program: SourceProgram, errors: str) -> set[tuple[str, int]]:
     """The places of member functions that nobody calls by name and whose bodies have names that are not known."""
-    found = {(os.path.basename(file), int(line)) for file, line, words, _ in _ERROR.findall(errors) if NONE in words}
+    places = {(os.path.basename(file), int(line)) for file, line, words, _ in _ERROR.findall(errors) if NONE in words}
     some = (it for it, owner in program.each() if owner and it.kind == "function" and it.body[1])
     rest = (it for it in some if not {own := it.title[:-2], f".{own}"} & program.words)
     return {
         it.place for it in rest if any(
-            (os.path.basename(it.source.file), it.first + more) in found
-            for more in range(it.source.text.count("\n", it.start, it.stop) + 1)
+            (os.path.basename(it.source.file), it.first + below) in places
+            for below in range(it.source.text.count("\n", it.start, it.stop) + 1)
         )
     }  # fmt: skip
 

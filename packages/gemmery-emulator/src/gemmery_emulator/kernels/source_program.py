@@ -277,7 +277,7 @@ class SourceProgram:
 
 def _without(mark: re.Pattern[str], each: Declaration, stop: int) -> Iterator[tuple[int, int, str]]:
     """The places of a mark between the start of a declaration and another offset, as parts that are left out."""
-    yield from ((*found.span(), "") for found in mark.finditer(each.source.words[0].decode(), each.start, stop))
+    yield from ((*word.span(), "") for word in mark.finditer(each.source.words[0].decode(), each.start, stop))
 
 
 def _owners(function: Declaration) -> frozenset[str]:

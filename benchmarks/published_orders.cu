@@ -11,12 +11,14 @@ __global__ void product_plain(const float* a, const float* b, float* c, int n, i
   c[row * n + col] = alpha * sum + beta * c[row * n + col];
 }
 
-// A tile of A and one of B in shared memory; a thread has TM x TN elements of C. QUADS loads float4, TURNED keeps A's
-// tile by columns. BANKS is how B's tile lies: 0 by rows, 1 with the elements of a thread apart, 2 with padded rows.
+// A tile of A and one of B in shared memory; a thread has TM x TN elements of C. QUADS loads float4; where a
+// tile has FEWer than the block has threads, all threads load, within A and B. TURNED keeps A's tile by columns. BANKS
+// is how B's tile lies: 0 by rows, 1 with the elements of a thread apart, 2 with padded rows.
 template <int BM, int BN, int BK, int TM, int TN, bool QUADS, bool TURNED, int BANKS>
 __global__ void __launch_bounds__(BM * BN / TM / TN)
 product_tiled(const float* a, const float* b, float* c, int n, int k, float alpha, float beta) {
   constexpr int THREADS = BM * BN / TM / TN, PITCH = BN + (BANKS == 2 ? 5 : 0), ACROSS = BN / TN;
+  constexpr bool FEW = BM * BK / 4 < THREADS;
   __shared__ __align__(16) float sa[BM * BK], sb[BK * PITCH];
   const int t = threadIdx.x, row = t / ACROSS, col = t % ACROSS;
   a += blockIdx.y * BM * k;
@@ -27,8 +29,10 @@ product_tiled(const float* a, const float* b, float* c, int n, int k, float alph
 #pragma unroll
       for (int i = t; i < (BM * BK / 4 + THREADS - 1) / THREADS * THREADS; i += THREADS) {
         const int r = i / (BK / 4), q = i % (BK / 4) * 4;
+        if (!FEW && r >= BM) break;
+        float4 v = {};
+        if (!FEW || (blockIdx.y * BM + r < n && at + q < k)) v = *(const float4*)(a + r * k + q);
         if (r >= BM) break;
-        const float4 v = *(const float4*)(a + r * k + q);
         if constexpr (TURNED) {
           sa[q * BM + r] = v.x, sa[(q + 1) * BM + r] = v.y, sa[(q + 2) * BM + r] = v.z, sa[(q + 3) * BM + r] = v.w;
         } else {
@@ -38,8 +42,10 @@ product_tiled(const float* a, const float* b, float* c, int n, int k, float alph
 #pragma unroll
       for (int i = t; i < (BK * BN / 4 + THREADS - 1) / THREADS * THREADS; i += THREADS) {
         const int r = i / (BN / 4), q = i % (BN / 4) * 4;
+        if (!FEW && r >= BK) break;
+        float4 v = {};
+        if (!FEW || at + r < k) v = *(const float4*)(b + r * n + q);
         if (r >= BK) break;
-        const float4 v = *(const float4*)(b + r * n + q);
         if constexpr (BANKS == 0) {
           *(float4*)(sb + r * PITCH + q) = v;
         } else if constexpr (BANKS == 1) {

@@ -1,28 +1,25 @@
-"""Read the element types of a kernel's pointers from its symbol.
+"""Read the element types of a kernel's pointers from its symbol, by the demangler of the system's C++ library.
 
-Itanium C++ ABI, "External Names (a.k.a. Mangling)": `_Z3addPKfPfi` is add(const float*, float*, int).
+`_Z3addPKfPfi` is add(float const*, float*, int).
 """
 
 from __future__ import annotations
 
+import ctypes
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from gemmery.errors import ArgumentError
 
-# A type is a name, a pair ("*" | "[]" | "...", type) or ("T", number of a template parameter), else None.
-Type = Any
-
-_BUILTIN = {
-    "v": "void", "w": "wchar_t", "b": "bool", "c": "char", "a": "signed char", "h": "unsigned char",
-    "s": "short", "t": "unsigned short", "i": "int", "j": "unsigned int", "l": "long", "m": "unsigned long",
-    "x": "long long", "y": "unsigned long long", "n": "__int128", "o": "unsigned __int128",
-    "f": "float", "d": "double", "e": "long double", "g": "__float128", "z": "...",
-}  # fmt: skip
+LIBRARIES = ("libstdc++.so.6", "libc++.so.1", "libc++.1.dylib")
+# A pointer or a reference, also to rows: "float const*", "float (*) [4]".
+_POINTER = re.compile(r"([\w ]+?)(?: const| volatile)* ?(?:[*&]|&&|\([*&]\) ?(?:\[\w*\])+)(?: const| volatile)*")
 _BITS = {"short": "2", "int": "4", "long": "8", "long long": "8"}
 _FLOATS = {"float": "float32", "double": "float64", "__half": "float16", "__nv_bfloat16": "bfloat16"}
 _HALVES, _SHORTS = {"float16", "bfloat16"}, {"int16", "uint16"}  # each may be passed as the bits of the other
@@ -35,14 +32,50 @@ def pointees(symbol: str) -> tuple[str, ...]:
     >>> pointees("_Z1gIfLi4EEvPKT_PS0_i")
     ('float', 'float', '')
 
-    Returns () for a symbol that is not mangled or cannot be read.
+    Returns () for a symbol that is not mangled or cannot be read, and on a system without such a library.
     """
-    if not symbol.startswith("_Z"):
-        return ()
-    try:
-        return tuple(_pointee(type_) for type_ in _Reader(symbol, 2).parameters())
-    except (_UnknownError, IndexError, ValueError, RecursionError):
-        return ()
+    text, depth, ends = demangled(symbol), 0, list[int]()
+    for place in reversed(range(len(text) if text.endswith(")") else 0)):  # back from the last bracket to its first
+        depth += (text[place] in ")>]") - (text[place] in "(<[")
+        if not depth or not ends or (depth == 1 and text[place] == ","):
+            ends.append(place)
+        if depth == 0:
+            break
+    parts = [text[start + 1 : stop].strip() for stop, start in pairwise(ends)][::-1]
+    matches = [_POINTER.fullmatch(part) for part in parts if part]
+    return tuple(match[1] if match else "" for match in matches)
+
+
+@cache
+def _demangler() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
+    """The function that writes a mangled name in C++, and the one that frees what it returns."""
+    for library in LIBRARIES:
+        with suppress(OSError, AttributeError):
+            demangle, free = ctypes.CDLL(library).__cxa_demangle, ctypes.CDLL(None).free
+            demangle.restype, free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
+            return demangle, free
+    return None
+
+
+def demangled(symbol: str) -> str:
+    """Return a symbol as C++ writes it; "" for other names."""
+    functions = _demangler()
+    if functions is None or not symbol.startswith("_Z"):
+        return ""
+    demangle, free = functions
+    written = demangle(symbol.encode(), None, None, None)
+    text = ctypes.string_at(written).decode() if written else ""
+    free(written)
+    return text
+
+
+def last_name(symbol: str) -> str:
+    """Return the last name in the symbol of a variable, or the symbol.
+
+    >>> last_name("_ZN3lab5tableE"), last_name("_ZZ3sumPfE4tile_0"), last_name("table")
+    ('table', 'tile', 'table')
+    """
+    return demangled(symbol).rpartition("::")[2] or symbol
 
 
 def mismatch(pointee: str, dtype: np.dtype[Any]) -> str:
@@ -89,154 +122,3 @@ def _numpy(pointee: str) -> str:
         return _FLOATS[pointee]
     size = _BITS.get(pointee.removeprefix("unsigned "))
     return f"{'u' if pointee.startswith('unsigned') else ''}int{8 * int(size)}" if size else ""
-
-
-def _pointee(type_: Type) -> str:
-    inner = type_[1] if isinstance(type_, tuple) and type_[0] == "*" else None
-    while isinstance(inner, tuple) and inner[0] == "[]":
-        inner = inner[1]
-    return inner if isinstance(inner, str) else ""
-
-
-class _UnknownError(Exception):
-    """A mangled name with a part that this reader does not know."""
-
-
-@dataclass
-class _Reader:
-    """A mangled name, read from left to right."""
-
-    text: str
-    at: int
-    known: list[Type] = field(default_factory=list)  # the substitutions S_, S0_, S1_ ...
-    arguments: list[Type] = field(default_factory=list)  # of the function's template
-
-    def parameters(self) -> Iterator[Type]:
-        """Yield the types of the function's parameters."""
-        if self._function():
-            self._type()  # a template's result
-        while self.at < len(self.text):
-            yield from self._resolved(self._type())
-
-    def _resolved(self, type_: Type) -> Iterator[Type]:
-        """Replace template parameters in a type; yields one type for each argument of a pack."""
-        if isinstance(type_, tuple) and type_[0] == "...":
-            packs = [argument for argument in self.arguments if isinstance(argument, list)]
-            if len(packs) != 1:
-                raise _UnknownError
-            for argument in packs[0]:
-                yield self._put(type_[1], argument)
-        elif type_ != "void":
-            yield self._put(type_, None)
-
-    def _put(self, type_: Type, pack: Type) -> Type:
-        if not isinstance(type_, tuple):
-            return type_
-        if type_[0] == "T":
-            argument = self.arguments[type_[1]]
-            return pack if isinstance(argument, list) else argument
-        return (type_[0], self._put(type_[1], pack))
-
-    def _match(self, pattern: str) -> str:
-        match = re.compile(pattern).match(self.text, self.at)
-        self.at = match.end() if match else self.at
-        return match[0] if match else ""
-
-    def _function(self) -> bool:
-        """Read the function's name; returns whether it is an instance of a template."""
-        if self._match("N"):
-            templated = self._nested()
-            self.known.pop()  # the function's own name is not a substitution
-            return templated
-        name = self._source()
-        if self.text[self.at :].startswith("I"):
-            self.known.append(name)
-            self.arguments = self._template_arguments()
-            return True
-        return False
-
-    def _source(self) -> str:
-        self._match("L")  # static
-        length = int(self._match(r"\d+") or 0)
-        name = self.text[self.at : self.at + length]
-        if not length or len(name) < length:
-            raise _UnknownError
-        self.at += length
-        return name
-
-    def _nested(self) -> bool:
-        """Read a nested name after N, without its meaning; returns whether it ends with template arguments."""
-        self._match("[rVK]+")
-        templated = False
-        while not self._match("E"):
-            templated = self.text[self.at] == "I"
-            if self._match("St"):
-                continue
-            if self.text[self.at] == "S":
-                self._substitution()
-                continue
-            if templated:
-                self.arguments = self._template_arguments()
-            else:
-                self._source()
-            self.known.append(None)
-        return templated
-
-    def _substitution(self) -> Type:
-        match = self._match(r"S[0-9A-Z]*_")
-        if not match:
-            raise _UnknownError
-        return self.known[int(match[1:-1], 36) + 1 if match[1:-1] else 0]
-
-    def _template_arguments(self) -> list[Type]:
-        self.at += 1
-        types: list[Type] = []
-        while not self._match("E"):
-            if self._match("L"):
-                self._type()
-                if not self._match("n?[0-9a-f]*E"):
-                    raise _UnknownError
-                types.append(None)
-            elif self.text[self.at] == "J":
-                types.append(self._template_arguments())
-            else:
-                types.append(self._type())
-        return types
-
-    def _type(self) -> Type:
-        first = self.text[self.at]
-        if self._match("[rVK]+"):
-            return self._remembered(self._type())
-        for pattern, kind in (("[PRO]", "*"), (r"A(?:\d*|T\d*_)_", "[]"), ("Dp", "...")):
-            if self._match(pattern):
-                return self._remembered((kind, self._type()))
-        if self._match("F"):
-            while not self._match("E"):
-                self._type()
-            return self._remembered(None)
-        if parameter := self._match(r"T\d*_"):
-            return self._remembered(("T", int(parameter[1:-1]) + 1 if parameter[1:-1] else 0))
-        if self._match("N"):
-            arguments = self.arguments
-            self._nested()
-            self.arguments = arguments
-            return None
-        if first == "S" and not self._match("St"):
-            return self._instance(self._substitution())
-        if first.isdigit() or first == "S":
-            return self._instance(self._remembered(self._source()))
-        if first not in _BUILTIN:
-            raise _UnknownError
-        self.at += 1
-        return _BUILTIN[first]
-
-    def _instance(self, name: Type) -> Type:
-        """Return a name, or None for an instance of a template, whose arguments are skipped."""
-        if self.text[self.at : self.at + 1] != "I":
-            return name
-        self._template_arguments()
-        return self._remembered(None)
-
-    def _remembered(self, type_: Type) -> Type:
-        self.known.append(type_)
-        return type_

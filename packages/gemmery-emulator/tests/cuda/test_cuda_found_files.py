@@ -196,6 +196,40 @@ def test_overloads_are_named_by_their_parameters():
             "#include <GL/glew.h>\nstruct Light { GLfloat place[4]; GLuint buffer; };\n__constant__ Light light;\n"
             "__global__ void f(int* x) { x[threadIdx.x] = sizeof(Light) / 4 + 2 + light.buffer; }\n"
         ),
+        (  # a variable of the name of what makes its value
+            "#include <iostream>\nnamespace lab { __device__ int value() { return 7; } }\n"
+            "void run() { std::cout << 1; }\n"
+            "__global__ void f(int* x) { const int value = lab::value(); x[threadIdx.x] = value; }\n"
+        ),
+        (
+            "#include <iostream>\n"
+            "struct Base { virtual __host__ void move() = 0; __device__ int get() { return 7; } };\n"
+            "template <class T> struct Array : Base { __host__\nvoid move() override { std::cout << 1; }\n"
+            "  __host__ __device__ friend Array<T> operator+<>(const Array<T>& a, const Array<T>& b); };\n"
+            "template <class T> Array<T> operator+(const Array<T>& a, const Array<T>&) { std::cout << 1; return a; }\n"
+            "__global__ void g(Array<int> a, int* x) { x[0] = a.get(); }\n"
+            "__global__ void f(int* x) { x[threadIdx.x] = ((Array<int>*)x)->get(); }\n"
+        ),
+        (
+            "#include <iostream>\n#if !ALONE\n__global__ void g(int* x) { x[0] = 1; }\n#else\n"
+            "__global__ void f(int* x) { x[threadIdx.x] = 7; }\n#endif\n"
+        ),
+        (  # a function of the host that a member calls, which nobody calls on the device
+            "#include <iostream>\nint side(int t) { return t; }\n"
+            "struct Tile { __host__ __device__ int side_of(int t) const { return side(t); } int n = 7; };\n"
+            "__global__ void f(int* x) { Tile tile; x[threadIdx.x] = tile.n; }\n"
+        ),
+        (
+            "#include <iostream>\nstruct Room { int* at; __device__ explicit Room(int n) { cudaMalloc(&at, n); }\n"
+            "  __device__ ~Room() { cudaFree(at); } };\n"
+            "__global__ void f(int* x) { x[threadIdx.x] = 7; if (blockDim.x > 99) { Room room(4); *x = *room.at; } }\n"
+        ),
+        (
+            "#include <concepts>\n#include <iostream>\ntemplate <class T> requires (std::integral<T>) struct Pair {\n"
+            "  [[nodiscard]] friend __device__ constexpr Pair<T> operator+(const Pair<T>& a, const Pair& b) {\n"
+            "    return {a.x + b.x}; }\n  T x; };\n"
+            "__global__ void f(int* x) { x[threadIdx.x] = (Pair<int>{3} + Pair<int>{4}).x; }\n"
+        ),
     ],
 )
 def test_what_nvcc_takes_of_the_library(tmp_path, text):

@@ -116,6 +116,9 @@ ENTIRELY = (
 )
 ONLY_NUMPY = ("special functions", "clocks", "a switch", "early ends")  # a picture of a path, at first
 FAULTY = {
+    "beyond one of two arrays": """const float *p = t & 1 ? x : y, *at; float s = 0, v; for (int j = 0; j < n; j++) {
+        at = p + (j == 20 && t == 6 ? 4095 : t);
+        asm volatile("ld.global.f32 %0, [%1+4];" : "=f"(v) : "l"(at)); s += v; } x[i] = s;""",
     "a race": """__shared__ float s[64]; s[t] = t; __syncthreads(); float v = 0;
         for (int j = 0; j < n; j++) { v += s[(t + 32) & 63]; if (j == 20) s[t] = v; } x[i] = v;""",
     "one place": "__shared__ int s[4]; for (int j = 0; j < n; j++) s[t & 3] = t; __syncthreads(); x[i] = s[t & 3];",
@@ -229,6 +232,23 @@ def test_without_checks_and_in_another_order(name, both):
     first, second = both({**PLAIN, **FAULTY}[name], seed=3)
     assert told(first[1]) == told(second[1])
     assert second[2] == 0  # in a random order warps run one after the other, by NumPy
+
+
+PART = """.version 8.0\n.target sm_80\n.address_size 64
+.global .align 4 .b32 table[4] = {5, 6, 7, 8};
+.visible .entry f(.param .u64 x, .param .u32 n) { .reg .b64 %a<4>; .reg .b32 %r<8>; .reg .pred %p;
+  .shared .align 4 .b32 s[4]; ld.param.u64 %a1, [x]; ld.param.u32 %r1, [n]; mov.u32 %r2, 9; st.shared.u32 [s+8], %r2;
+again: mov.u64 %a2, table+8; ld.global.u32 %r3, [%a2]; mov.u32 %r4, s+8; ld.shared.u32 %r5, [%r4];
+  st.global.u32 [%a1], %r3; st.global.u32 [%a1+4], %r5; sub.u32 %r1, %r1, 1; setp.ne.u32 %p, %r1, 0; @%p bra again;
+  ret; }"""
+
+
+@pytest.mark.parametrize("way", ["numpy", "compiled"])
+def test_the_address_of_a_part_of_a_variable(way, monkeypatch):
+    monkeypatch.setenv("GEMMERY_EMULATOR", way)
+    x = np.zeros(2, np.int32)
+    gm.emulate(PART, "f", 1, 1, [x, N])
+    assert x.tolist() == [7, 9]
 
 
 POWERS = """float s = t; for (int j = 0; j < n; j++) asm volatile("ex2.approx.ftz.f32 %0, %0;" : "+f"(s)); x[i] = s;"""

@@ -5,7 +5,6 @@ These name "thread 3 of block 0", "byte 132 of shared memory", and the causes of
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -13,6 +12,7 @@ from gemmery_emulator.findings import pointers
 from gemmery_emulator.machine import Dims, Machine, unraveled
 from gemmery_emulator.memory import PAGE
 from gemmery_emulator.ptx import Instruction, Label, Line, PtxKernel, calling
+from gemmery_emulator.symbols import last_name
 
 _LAST = "the last one to write wins: let one thread write there, or use an atomic"
 _EQUAL = "both store the same value, and C++ leaves it undefined: let one thread store it, or use an atomic"
@@ -237,16 +237,9 @@ def variable_at(kernel: PtxKernel, space: str, at: int) -> tuple[str, int]:
     variables = kernel.variables.values()
     before = [variable for variable in variables if variable.space == space and variable.offset <= at]
     last = max(before, key=lambda variable: variable.offset, default=None)
-    return (_plain(last.name), last.offset) if last else ("", 0)
-
-
-def _plain(symbol: str) -> str:
-    """The source's name of a function's variable: "tile" for _ZZ3sumPfE4tile and _ZZ3sumPfE4tile_0."""
-    if symbol.startswith("_ZZ"):
-        for match in re.finditer(r"(?=E(\d+)(\w+)$)", symbol):
-            if len(re.sub(r"_\d*$", "", match[2])) == int(match[1]) or len(match[2]) == int(match[1]):
-                return match[2][: int(match[1])]
-    return symbol
+    if last is None:
+        return "", 0
+    return last_name(last.name) if last.name.startswith("_ZZ") else last.name, last.offset  # of a function's variable
 
 
 def _short(index: int, shape: Dims) -> str:

@@ -68,6 +68,7 @@ _TYPES = ("struct_specifier", "class_specifier", "union_specifier")
 _BODIES = ("compound_statement", "field_declaration_list", "enumerator_list", "initializer_list", "try_statement")
 _HEAD = 400  # letters before a brace that tell what it opens
 _SCOPE = re.compile(rb'(?:\b(?:inline\s+)?namespace(?:\s+([\w:]+))?|\bextern\s*"C(?:\+\+)?")\s*$')
+_OF_OPERATOR = re.compile(rb"(\boperator\s*[^\s\w(<]{1,2})<>")  # of a friend: an instance
 _EDGE = re.compile(
     r"(?:(?:inline\s+)?namespace\b[\s\w:]*\{\s*|\}\s*|extern\s*\"C\"\s*\{)+"
 )  # macros for braces of namespaces
@@ -140,7 +141,7 @@ class Source:
                 self.fixed.append(edge.span())
                 _blank(plain, *edge.span())
         pattern, _ = _patterns(tuple(sorted(self.macros.items())))
-        known = bytes(plain).replace(b"__typeof__", b"decltype  ")
+        known = _OF_OPERATOR.sub(rb"\1  ", bytes(plain).replace(b"__typeof__", b"decltype  "))
         parsed = bytearray(pattern.sub(lambda part: re.sub(rb"[^\n]", b" ", part[0]), known))
         return bytes(plain), bytes(parsed)
 
@@ -225,7 +226,7 @@ class Source:
                 opened.append((condition.get(word[1], word[2].strip()), start))
             elif word[1] in ("elif", "else") and opened:
                 before = opened[-1][0]
-                negated = before[1:] if re.fullmatch(r"!defined\W*\w+\W*", before) else f"!({before})"
+                negated = before[1:] if re.fullmatch(r"!\W*(?:defined\W*)?\w+\W*", before) else f"!({before})"
                 opened[-1] = (word[2].strip() if word[1] == "elif" else negated, opened[-1][1])
             elif word[1] == "endif" and opened:
                 opened.pop()
@@ -342,7 +343,7 @@ class Source:
             if each.type == "field_identifier" and text not in self.macros:
                 of_call = each.parent is not None and each.parent.type in ("field_expression", "template_method")
                 words |= {f".{text}"} if of_call else set()
-            elif each.text not in hidden.get(kind, ()):
+            elif each.text not in hidden.get(kind, ()) or parsed[each.start_byte - 2 : each.start_byte] == b"::":
                 words.add(text)
         for word in re.finditer(rb"[A-Za-z_]\w*", plain[start:stop]):  # of attributes
             if parsed[start + word.start()] == 32:
@@ -396,7 +397,7 @@ def _patterns(macros: tuple[tuple[str, Macro], ...]) -> tuple[re.Pattern[bytes],
     whole = {name for name, macro in macros if macro.parameters is not None} - called
     names = "|".join(sorted(plain, key=len, reverse=True))
     calls = "|".join(sorted(called, key=len, reverse=True))
-    pattern = rf"\b(?:{calls})\b{_ARGUMENTS}|\b(?:{names})\b|{_OF_LIBRARY.pattern}"
+    pattern = rf"\b(?:{calls})\b{_ARGUMENTS}|\b(?:{names})\b|{_OF_LIBRARY.pattern}|\[\[[\w\s:,().\"]*\]\]"
     after = "|".join(sorted(whole, key=len, reverse=True))
     inside = _ARGUMENTS.replace(r"\s*\(", r"\s*\((", 1)[:-2] + r")\)"
     ends = rf"^[ \t]*(?:{after})\b{inside}\s(?=\s*(?:[A-Za-z_}}]|\Z))" if after else ""

@@ -44,12 +44,13 @@ _HOST = (
 )
 _HOST_CODE = "the kernel needs what only host code has: put that under #ifndef __CUDACC_RTC__, or pass nvcc's PTX"
 _ERROR = re.compile(r"(?:^|: )([^\s()]+)\((\d+)\): (?:catastrophic )?error:? ?(.*)\n.*\n  ([ \t]*)\^", re.MULTILINE)
-_NEWER = re.compile(r"error: \"auto\" is not allowed here|\"(?:concept|requires|consteval)\"")  # what C++20 has
+_NEWER = re.compile(r"error: \"auto\" is not allowed here|\b(?:concept|requires|consteval)\b")  # what C++20 has
 # The bytes of containers of the host, by 8, as GCC's library has them: members of types that kernels take.
 _WORDS = {
     "vector": 3, "string": 4, "list": 3, "deque": 10, "queue": 10, "stack": 10, "map": 6, "set": 6, "multimap": 6,
     "unordered_map": 7, "unordered_set": 7, "function": 4, "mutex": 5, "thread": 1, "unique_ptr": 1, "shared_ptr": 2,
 }  # fmt: skip
+NONE = "is undefined"
 _UNKNOWN = re.compile(
     r"is undefined|has no member|qualified name|must be a class or namespace|is not a template|must be a namespace name"
 )
@@ -79,12 +80,25 @@ def _unknown(program: SourceProgram, errors: str) -> list[str]:
         if (
             name
             and name.start() <= at
-            and name[0] not in ("concept", "requires")
+            and name[0] not in ("concept", "requires", "operator")
             and not any(_is_in_body(each, at) for each in source.declarations)
         ):
             is_namespace = re.search(r"\bnamespace\s+(\w+\s*=\s*)?$", source.text[begin : name.start()])
             names += [f"namespace {name[0].strip()}" if is_namespace else "".join(name[0].split())]
     return list(dict.fromkeys(names))
+
+
+def _uncalled(program: SourceProgram, errors: str) -> set[tuple[str, int]]:
+    """The places of member functions that nobody calls by name and whose bodies have names that are not known."""
+    places = {(os.path.basename(file), int(line)) for file, line, words, _ in _ERROR.findall(errors) if NONE in words}
+    some = (it for it, owner in program.each() if owner and it.kind == "function" and it.body[1])
+    rest = (it for it in some if not {own := it.title[:-2], f".{own}"} & program.words)
+    return {
+        it.place for it in rest if any(
+            (os.path.basename(it.source.file), it.first + below) in places
+            for below in range(it.source.text.count("\n", it.start, it.stop) + 1)
+        )
+    }  # fmt: skip
 
 
 def _notes(program: SourceProgram, errors: str) -> str:
@@ -180,6 +194,9 @@ def device_part(
         except CompileError as error:
             if _NEWER.search(str(error)) and not any("-std=" in each for each in passed):
                 passed += ("-std=c++20",)
+            elif uncalled := _uncalled(program, str(error)) - program.bodiless:
+                program.bodiless |= uncalled
+                return device_part(program, kernel, arch, options, toolkit)
             elif names or not (names := _unknown(program, str(error))):
                 raise CompileError(f"{error}{_notes(program, str(error))}") from None
     absent = [int(number) for number in sorted(set(re.findall(rf"{ABSENT}(\d+)", ptx.text)))]

@@ -17,17 +17,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.resources import files
-from itertools import pairwise
 from pathlib import Path
 from threading import Event, Thread, get_ident
 from time import perf_counter
 
 from gemmery.cuda import include
 from gemmery.errors import CompileError, EmulationError, InstallError
-from gemmery_emulator.kernels.declarations import Declaration, Source, blanked, function_of, marks
-from gemmery_emulator.kernels.source_kernels import parameter_name
+from gemmery_emulator.kernels.declarations import Declaration, Source, blanked, marks
+from gemmery_emulator.kernels.source_kernels import parameter_name, parameters_of, template_of
 from gemmery_emulator.kernels.source_program import SourceProgram
 from gemmery_emulator.kernels.stand_ins import HOST_LIBRARIES
+from gemmery_emulator.symbols import last_name
 
 SECONDS = 60.0  # of the host part's own code, without launches and copies
 OTHERS = (".cpp", ".cc", ".cxx", ".c")  # endings of files that have host code alone
@@ -49,7 +49,6 @@ _DEEP = "a/b/c/d/e"  # so that headers of "../.." are in the folder, too
 _LAUNCH = re.compile(r"<<\s*<")  # formatters write << <
 _CLOSED = re.compile(r">>\s*>(?=(?:\s|\\\n)*\()")
 _CALLED = re.compile(r"[A-Za-z_][\w:]*\s*$")
-_TEMPLATE = re.compile(r"template\s*<(.*?)>\s*(?=__|\w|\[)", re.DOTALL)
 
 
 def host_texts(program: SourceProgram) -> dict[str, str]:
@@ -87,17 +86,10 @@ def _parts(
 
 def _launch(kernel: Declaration) -> str:
     """The body of a kernel for the host."""
-    function = function_of(kernel.node)
-    declared = function.child_by_field_name("parameters") if function else None
-    names = list[str]()
-    if declared is not None:
-        ends = [it.start_byte for it in declared.children if it.type in ("(", ",", ")")]
-        parts = [kernel.source.words[0][start + 1 : stop].decode().strip() for start, stop in pairwise(ends)]
-        names = [_argument(part) for part in parts if part and part != "void"]
+    names = [_argument(part) for part in parameters_of(kernel)]
     called = kernel.title.removesuffix("()")
     called = f"{kernel.scope}::{called}" if kernel.scope else called
-    template = _TEMPLATE.match(kernel.source.text[kernel.start : kernel.body[0]].lstrip())
-    parameters = _names_of_template(template[1]) if template else []
+    parameters = [name for name, _ in template_of(kernel)]
     listed = ", ".join([f'"{called}"', f'"{" ".join(parameters)}"', "__PRETTY_FUNCTION__", "__LINE__", *names])
     return f"{{ gemmery::launch({listed}); }}"
 
@@ -111,20 +103,6 @@ def _argument(declared: str) -> str:
     inside = re.search(r"\(\s*[*&]\s*(?:const\s+|__restrict__\s+)?(\w+)", declared)
     name = inside[1] if inside else parameter_name(declared)
     return f"{name}{'...' * ('...' in declared)}" if name else "gemmery::Unnamed()"
-
-
-def _names_of_template(text: str) -> list[str]:
-    """The names of a template's parameters.
-
-    >>> _names_of_template("typename T, int N = 4, class... Rest, typename = void")
-    ['T', 'N', 'Rest', '']
-    """
-    depth, parts = 0, [""]
-    for sign in text:
-        depth += {"<": 1, "(": 1, ">": -1, ")": -1}.get(sign, 0)
-        parts = [*parts, ""] if sign == "," and not depth else [*parts[:-1], parts[-1] + sign]
-    words = [re.findall(r"\w+", part.partition("=")[0]) for part in parts]
-    return [each[-1] if len(each) > 1 else "" for each in words]
 
 
 def _with_launches(text: str) -> str:
@@ -273,14 +251,8 @@ def allocation_name(name: str, line: int) -> str:
 
 def plain(symbol: str) -> str:
     """The last name in a symbol of a variable: "table" of "_ZN3lab5tableE"."""
-    piece, at = symbol, re.match(r"_Z(?:N|L|NL)?", symbol)
-    if at is None:
-        return symbol
-    rest = symbol[at.end() :]
-    while match := re.match(r"L?(\d+)", rest):
-        size = int(match[1])
-        piece, rest = rest[match.end() : match.end() + size], rest[match.end() + size :]
-    return piece if rest in ("", "E") and not symbol.startswith("_ZN4cuda") else symbol
+    name = last_name(symbol)
+    return name if name.isidentifier() and not symbol.startswith(("_ZN4cuda", "_ZZ")) else symbol
 
 
 def instance(name: str, parameters: Sequence[str], pretty: str) -> str:

@@ -37,6 +37,7 @@ from gemmery_emulator.kernels.source_program import program_of
 from gemmery_emulator.machine import Dims, LaunchConfig
 from gemmery_emulator.ptx import Variable
 from gemmery_emulator.run import EmulatedRun
+from gemmery_emulator.symbols import demangled
 
 STOP = -(1 << 62)
 FAULT = 1 << 62  # marks the address of a fault of the host's
@@ -404,8 +405,7 @@ def _linked(text: str, name: str, folder: Path | None, options: Sequence[str], i
             return text, ctypes.CDLL(str(host_part.library(program, folder, [*options, *added], into)))
         except OSError as error:
             what = str(error).rpartition(": ")[2]
-            mangled = re.match(r"_Z(\d+)(\w+)", what)
-            lacked = mangled[2][: int(mangled[1])] if mangled else what
+            lacked = demangled(what).partition("(")[0] or what
             defines = re.compile(rf"^(?:[\w ].*\b)?{re.escape(lacked)}\s*\([^;{{]*\)\s*\{{", re.MULTILINE)
             texts = {str(each): each.read_text(encoding="utf-8", errors="replace") for each in beside}
             others = [each for each, other in texts.items() if defines.search(other) and "main(" not in other]

@@ -50,6 +50,13 @@ __device__ inline int __all(int x) { return __all_sync(__activemask(), x); }
 __device__ inline unsigned __ballot(int x) { return __ballot_sync(__activemask(), x); }
 #endif
 
+// The device's runtime takes memory where malloc() does.
+template <class T>
+__device__ inline cudaError_t cudaMalloc(T** to, size_t size) {
+  return (*to = (T*)malloc(size)) ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+__device__ inline cudaError_t cudaFree(void* from) { return free(from), cudaSuccess; }
+
 #define CHAR_BIT 8
 #define SCHAR_MIN (-128)
 #define SCHAR_MAX 127

@@ -29,6 +29,8 @@ def kernels_of(text: str, name: str = "kernel.cu", folder: Path | None = None) -
     {'f': ('f<4>',)}
     >>> kernels_of("template <int N> __global__ void f() {} int main() { const int n = 8; f<n><<<1, 1>>>(); }")
     {'f': ('f<8>',)}
+    >>> kernels_of("template <int N, class T> __global__ void f(T* x) {} int main() { f<4><<<1, 1>>>(x); }")
+    {'f': ()}
     >>> kernels_of("namespace lab { __global__ void g(int* x) { *x = 1; } }")
     {'lab::g': ('lab::g',)}
     >>> kernels_of("__global__ void h(int* x, int n = 1) {} __global__ void h(const float x[], long) {}")
@@ -42,14 +44,16 @@ def kernels_of(text: str, name: str = "kernel.cu", folder: Path | None = None) -
         alone = each.title.removesuffix("()")
         called = f"{each.scope}::{alone}" if each.scope else alone
         if "template" not in each.head:
-            types = f"{called}({', '.join(map(_type, _parameters(each)))})"
+            types = f"{called}({', '.join(map(_type, parameters_of(each)))})"
             of_name = overloads.setdefault(called, {types: each.source.conditions(each.start)})
             if each.source.conditions(each.start) in of_name.values():
                 of_name.setdefault(types, of_name[next(iter(of_name))])
             instances[called] = tuple(of_name) if len(of_name) > 1 else (called,)
         elif re.search(r"\btemplate\s*<\s*[^>\s]", each.source.text[each.start : each.stop]):
             launched = re.findall(rf"\b{alone}\s*(<[^;{{}}()]*?>)\s*<<\s*<", text)
-            known = (WORD.sub(lambda word: _constant(word[0], of_file, values), each) for each in launched)
+            needed = sum(is_needed for _, is_needed in template_of(each))  # of fewer a call tells the others
+            whole = (it for it in launched if it.count(",") + 1 >= needed)
+            known = (WORD.sub(lambda word: _constant(word[0], of_file, values), each) for each in whole)
             instances[called] = tuple(dict.fromkeys(f"{called}{' '.join(each.split())}" for each in known))
     return instances
 
@@ -90,11 +94,20 @@ def declared(
     definitions = dict[tuple[str, ...], None]()
     for each in program.kernels(name):
         if each.title == f"{called}()":
-            definitions[_parameters(each)] = None
+            definitions[parameters_of(each)] = None
     return tuple(definitions)
 
 
-def _parameters(kernel: Declaration) -> tuple[str, ...]:
+def template_of(kernel: Declaration) -> list[tuple[str, bool]]:
+    """The parameters of a template: their names, "" without one, and whether an instance has to name an argument."""
+    node = kernel.node.parent and kernel.node.parent.child_by_field_name("parameters")
+    parts = node.named_children if node and kernel.node.parent.type == "template_declaration" else []
+    words = [WORD.findall((it.text or b"").partition(b"=")[0].decode()) for it in parts]
+    kinds = ("parameter_declaration", "type_parameter_declaration")
+    return [(each[-1] if len(each) > 1 else "", it.type in kinds) for each, it in zip(words, parts, strict=True)]
+
+
+def parameters_of(kernel: Declaration) -> tuple[str, ...]:
     """The parameters of a definition, without their default values."""
     function = function_of(kernel.node)
     parameters = function.child_by_field_name("parameters") if function else None

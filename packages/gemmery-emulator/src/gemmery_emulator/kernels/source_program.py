@@ -39,6 +39,8 @@ class SourceProgram:
     wheels: tuple[str, ...]  # folders of headers that packages of Python bring
     unmarked: bool = False  # whether functions without a mark are device code
     reached: set[tuple[str, int]] = field(default_factory=set)  # the places of what a kernel reaches
+    words: frozenset[str] = frozenset()  # that these use
+    bodiless: set[tuple[str, int]] = field(default_factory=set)  # the places of member functions that stay without one
 
     @property
     def macros(self) -> Mapping[str, Macro]:
@@ -195,6 +197,7 @@ class SourceProgram:
             for word in rest & self.macros.keys():
                 words |= set(re.findall(r"[A-Za-z_]\w*", self.macros[word].text))
             pending = [each for word in rest for each in (*self.by_name.get(word, ()), *optional.get(word, ()))]
+        self.words = frozenset(words)
         return reached
 
     @cached_property
@@ -204,6 +207,8 @@ class SourceProgram:
 
     def _stays(self, member: Declaration, owner: Declaration) -> bool:
         is_virtual = member.kind == "function" and member.title in self.virtual
+        if "friend" in member.head and member.kind == "function" and not member.body[1]:  # what is left out has none
+            return any(it.kind == "function" and it.names & member.names and not self.is_host(it) for it in self.all)
         return not self.is_optional(member) and (is_virtual or not self.is_host(member, owner))
 
     def is_optional(self, member: Declaration) -> bool:
@@ -241,12 +246,14 @@ class SourceProgram:
                 yield *const.span(1), "constexpr"
         elif each.kind == "type" and each.body[1] and not each.source.text[each.body[1] + 1 : each.stop].strip("; \n"):
             # NVRTC refuses the marks of a type that declares no variable, which nvcc does not look at.
-            for mark in _OF_TYPE.finditer(each.source.words[0].decode(), each.start, each.body[0]):
-                yield *mark.span(), ""
+            yield from _without(_OF_TYPE, each, each.body[0])
         elif each.kind == "declaration" and "__host__" in each.head:  # of a variable: the same
-            for mark in _OF_HOST.finditer(each.source.words[0].decode(), each.start, each.stop):
-                yield *mark.span(), ""
-        elif self.is_host(each, owner) and each.body[1]:  # it is virtual: its place in the table stays
+            yield from _without(_OF_HOST, each, each.stop)
+        elif owner and each.kind == "function" and not self._is_device(each):
+            yield from _without(_OF_HOST, each, each.body[0] or each.stop)
+            if each.body[1] and self.is_host(each, owner):  # it is virtual: its place in the table stays
+                yield *each.body, ";"
+        elif each.place in self.bodiless:
             yield *each.body, ";"
         for member in each.members if each.place in self.reached else ():
             yield from self._cuts(member, each)
@@ -266,6 +273,11 @@ class SourceProgram:
             for each in self.sources[self.name].declarations
             if each.place not in reached | self.reached and (each.names or each.kind == "call")
         )
+
+
+def _without(mark: re.Pattern[str], each: Declaration, stop: int) -> Iterator[tuple[int, int, str]]:
+    """The places of a mark between the start of a declaration and another offset, as parts that are left out."""
+    yield from ((*word.span(), "") for word in mark.finditer(each.source.words[0].decode(), each.start, stop))
 
 
 def _owners(function: Declaration) -> frozenset[str]:

@@ -145,6 +145,17 @@ template <class Tiles> struct Quads {
   }
 };
 
+template <int N> struct Width { static constexpr int value = N; };
+
+// f of the narrowest of some widths of a product that holds so many tokens, MOST or fewer: a group may have few.
+template <int MOST, class F> __device__ __forceinline__ void narrowest(int tokens, F f) {
+  constexpr int LESS = MOST > 96 ? 96 : MOST > 64 ? 64 : MOST > 48 ? 48 : MOST > 32 ? 32 : MOST > 16 ? 16 : 8;
+  if constexpr (LESS < MOST) {
+    if (tokens <= LESS) return narrowest<LESS>(tokens, f);
+  }
+  f(Width<MOST>());
+}
+
 template <class Out> __device__ __forceinline__ unsigned pair_of(float low, float high) {
   if constexpr (SameAs<Out, bf16>::value) return ptx::cvt_rn_bf16x2_f32(low, high);
   return ptx::cvt_rn_f16x2_f32(low, high);
@@ -299,6 +310,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
   for (int tile = share.first; tile < share.last; ++tile) {
     const int begin = share.begin(tile), stop = share.stop(tile);
     int next = begin + turn;
+    const int count = Tiles::GROUPED ? share.at(tile).end - share.at(tile).token : TOKENS;
     float row_factors[BLOCKS][2];
     auto fetch_factors = [&] {
       const SharedSpot spot = share.at(tile);
@@ -329,12 +341,16 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
             if (piece == 1 && before >= 0) release(before);
             levels[block].unpack(a[piece % 2], half);
             ptx::wgmma_fence();
+            narrowest<TOKENS>(count, [&](auto width) {
+              using Sums = float(&)[decltype(width)::value / 2];
 #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-              const unsigned at = x + half * (Tiles::X_BYTES >> 5) + j * NEXT_K<true>;
-              ptx::wgmma_mma_async<RegisterTypes<T, true>>(sums[block], a[piece % 2][j], whole_descriptor(at), 1);
-            }
-            ptx::wgmma_commit_group();
+              for (int j = 0; j < 4; ++j) {
+                const unsigned at = x + half * (Tiles::X_BYTES >> 5) + j * NEXT_K<true>;
+                ptx::wgmma_mma_async<RegisterTypes<T, true>>(reinterpret_cast<Sums>(sums[block]), a[piece % 2][j],
+                                                             whole_descriptor(at), 1);
+              }
+              ptx::wgmma_commit_group();  // in each branch: behind them ptxas makes a group of its own of it
+            });
           }
           before = stage;
           if ((stage += WAYS) >= STAGES) stage -= STAGES, parity ^= 1;

@@ -25,7 +25,7 @@ import gemmery as gm
 from gemmery.arrays import View
 from gemmery.cuda import nvrtc, ordered
 from gemmery.cuda.weights import Format, problem_of
-from gemmery.errors import RefusedError
+from gemmery.errors import CompileError, RefusedError
 from gemmery.ladder.cuda import BY_WEIGHTS
 from gemmery.ladder.rung import find
 from gemmery.torch import arranged as by_torch
@@ -107,6 +107,9 @@ def _variant(of_x, form, of_c, groups, case):
             nvrtc.code(launch.source, launch.kernel, "sm_90a")
         except RefusedError:
             continue
+        except CompileError as error:
+            say(str(error)[:300])
+            return None
         return case, problem, config
     return None
 

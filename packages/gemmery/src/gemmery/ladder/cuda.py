@@ -52,15 +52,18 @@ def _geometry(name: str, problem: Problem, config: Config) -> Geometry:
 
     Raises RefusedError for a variant that would hang or does not fit.
     """
-    tokens, warpgroups, blocks, ways, stages, resident, turns = (
-        config[key] for key in ("tokens", "warpgroups", "blocks", "ways", "stages", "resident", "turns")
+    tokens, warpgroups, blocks, ways, stages, resident, turns, shares = (
+        config[key] for key in ("tokens", "warpgroups", "blocks", "ways", "stages", "resident", "turns", "shares")
     )
     form, lines = format_of(problem), warpgroups // max(ways, 1)
     parts, threads = lines * blocks, 128 * (warpgroups + 1)
     if warpgroups % ways or parts not in (1, 2, 4):
         raise RefusedError(f"{warpgroups} warpgroups, {ways} for {blocks} x 64 rows: a block has 64, 128 or 256 rows")
-    if turns > 1 and ways > 1:
-        raise RefusedError(f"turns={turns}, ways={ways}: parts of k have a consumer each, or one has all; take turns=1")
+    if max(turns, shares) > 1 and ways > 1:
+        each = "turns" if turns > 1 else "shares"
+        raise RefusedError(
+            f"{each}={config[each]}, ways={ways}: parts of k have a consumer each, or one has all; take {each}=1"
+        )
     if stages < 2 * ways or stages % ways:
         raise RefusedError(
             f"stages={stages}, ways={ways}: a consumer hands a stage back when it has the next one, and would wait for "
@@ -90,14 +93,15 @@ def _geometry(name: str, problem: Problem, config: Config) -> Geometry:
     early = not config["late"]
     kind, _, special = form.kind.partition("_")
     levels = template("Levels", element(problem), kind.upper(), form.columns, special == "zeros", special == "close")
-    shape = tokens, warpgroups, blocks, ways, stages, resident, deep, early, stays, problem.groups > 0, turns
+    shares = min(shares, steps) if splits <= 1 else 1
+    shape = tokens, warpgroups, blocks, ways, stages, resident, deep, early, stays, problem.groups > 0, turns, shares
     return Geometry(
         f"{name}.cu",
         instance(name, problem, template("QuantizedTiles", element(problem), levels, *shape)),
         (grid, 1, 1),
         (threads, 1, 1),
         shared=shared,
-        workspace=2 * grid * sums if parted else 0,
+        workspace=2 * grid * sums if parted or shares > 1 else 0,
         counters=tiles * lines * COUNTER if parted else 0,
         needs=90,
         instructions="wgmma",
@@ -181,7 +185,7 @@ GEMM_QUANTIZED = (
         geometry=_geometry,
         resolve=_resolve,
         space={
-            "tokens": (0, 8, 16, 24, 32, 48, 64, 80, 88, 96, 104, 112, 120, 128, 136, 144, 152, 176, 256),
+            "tokens": (0, 8, 16, 24, 32, 48, 64, 72, 80, 88, 96, 104, 112, 120, 128, 136, 144, 152, 176, 256),
             "warpgroups": (0, 2, 4),
             "blocks": (0, 1, 2),
             "ways": (0, 1, 2, 4),
@@ -191,6 +195,7 @@ GEMM_QUANTIZED = (
             "runs": (0, 132, 264),
             "late": (0, 1),
             "turns": (0, 1, 2, 4),
+            "shares": (0, 1, 2, 4, 8),
         },
         lesson=(
             "With rows of W as the M side and tokens as the N side, a product of 8 tokens takes a sixteenth of the "

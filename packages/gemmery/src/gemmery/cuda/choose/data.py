@@ -317,7 +317,7 @@ QUANTIZED = (
     *(QuantizedTile(tokens, 4, 1, 2, 8, 1) for tokens in (8, 16, 24, 32, 48, 64)),
     *(QuantizedTile(tokens, 4, 1, 1, 8, 1) for tokens in (8, 16, 24, 32, 48, 64)),
     *(QuantizedTile(tokens, 2, 1, 2, 8, 2) for tokens in (8, 16, 24, 32)),
-    *(QuantizedTile(tokens, 2, 1, 1, 8, 1) for tokens in (*range(80, 153, 8), 176, 256)),
+    *(QuantizedTile(tokens, 2, 1, 1, 8, 1) for tokens in (*range(64, 153, 8), 176, 256)),
 )
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _CUT = 8  # steps that take as long as to add up the parts of a tile
 _STEP, _PART, _LINE = 128, 64, 144  # of k, rows of a chunk, bytes of a token's results of a chunk in shared memory
 _BRIEF = 40  # steps
+_FEW = 80  # tokens
 _ALONE = 152  # most tokens whose sums a consumer can hold twice
 _MANY = (1, 16, 32, 64, 128, 256, 512)  # tokens
 _WHOLE, _BLOCK = 233_472, 1024  # bytes of shared memory of a multiprocessor, and what each block takes beside its own
@@ -61,12 +62,13 @@ def _best(
     pairs = [(tile, splits) for tile in tiles if not (tight and _spills(tile)) for splits in (0, 1, 2, 4, 8)]
     pairs = [(tile, splits) for tile, splits in pairs if suits(m, form, tile, splits, device, order)]
     costs, ways, parts = quantized_costs(device), *(order or (1, 1))
-    each = [(cycles(m, form, *pair, device, costs), pair) for pair in pairs or [(tiles[0], parts)]]
+    each = [(cycles(m, form, *pair, device, costs, order), pair) for pair in pairs or [(tiles[0], parts)]]
     least, (tile, splits) = min(each, key=lambda pair: pair[0])
     names = dict(zip(QuantizedTile._fields, tile, strict=True))
     names |= {"stages": stages(form, tile, not splits), "splits": splits or 1}
     names["runs"] = 0 if splits else device.sms * tile.resident
     names["turns"] = ways if tile.ways == 1 else 1
+    names["shares"] = parts if splits <= 1 else 1
     return least if pairs else inf, tuple(names.items())
 
 
@@ -137,7 +139,10 @@ def suits(m: int, form: Format, tile: QuantizedTile, splits: int, device: Device
         alone = tile.ways == 1 and tile.warpgroups == 2 and tile.tokens <= _ALONE
         if not (tile.ways == ways or alone) or 2 * ways * parts > max(steps, 2 * ways):
             return False
-        return splits == parts or (splits == 0 and parts == 1 and tiles > device.sms)
+        inside = parts == 1 or tile.ways == 1  # one block may have all parts
+        return splits == parts or (inside and (splits == 1 or (splits == 0 and tiles > device.sms)))
+    if tile.ways == 1 and tile.warpgroups == 2 and tile.tokens < _FEW:  # only timed with an order
+        return False
     if splits == 0:
         return tiles > device.sms
     if splits > 1 and tile.ways == 4 and 4 * tiles > device.sms:
@@ -172,7 +177,15 @@ def _tiles(m: int, form: Format, tile: QuantizedTile) -> int:
     return -(-form.n // rows) * -(-m // tile.tokens)
 
 
-def cycles(m: int, form: Format, tile: QuantizedTile, splits: int, device: Device, costs: QuantizedCosts) -> float:
+def cycles(
+    m: int,
+    form: Format,
+    tile: QuantizedTile,
+    splits: int,
+    device: Device,
+    costs: QuantizedCosts,
+    order: tuple[int, ...] = (),
+) -> float:
     """Return the cycles of a product: what takes longest in a step, over the steps of a block, and the ends of tiles.
 
     A step waits for the bytes of W from memory, for those of W and tokens from L2, for tensor cores, for the issue of
@@ -180,7 +193,7 @@ def cycles(m: int, form: Format, tile: QuantizedTile, splits: int, device: Devic
     """
     parts, steps = tile.warpgroups // tile.ways * tile.blocks, form.places[1]
     tiles, slots, across = _tiles(m, form, tile), device.sms * tile.resident, -(-m // tile.tokens)
-    cut = 0 if splits else tiles_cut(tiles, steps, slots)
+    cut = 0 if splits or order else tiles_cut(tiles, steps, slots)
     rounds = -(-tiles * splits // slots) if splits else -(-(tiles - cut) // slots)  # of whole tiles
     at_once = min(tiles * splits, slots) if splits else slots
     beside = -(-at_once // device.sms)  # blocks of a multiprocessor
@@ -201,6 +214,8 @@ def cycles(m: int, form: Format, tile: QuantizedTile, splits: int, device: Devic
     )
     total = (own - costs.ahead * first) * step + costs.start[tile.resident - 1] + costs.end + store
     total += (rounds - 1 + (cut > 0)) * (store + (costs.end if splits else costs.next)) + (cut > 0) * costs.cut
+    if order and splits <= 1:  # sums that wait in scratch memory
+        total += rounds * (order[1] - 1) * parts * _PART * tile.tokens * 8 / costs.exchange
     if splits > 1 or cut:
         total += costs.split + costs.part * max(splits, 2) + parts * _PART * tile.tokens * 8 / costs.exchange
     return total

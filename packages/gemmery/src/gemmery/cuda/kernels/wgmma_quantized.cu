@@ -18,12 +18,12 @@
 // of several W, that ends where the launch before may say. STAYS: a block may have many tiles. TURNS: parts of k whose
 // sums one consumer adds up as those of so many ways, so that bits are the same.
 template <class T, class Of, int N, int COUNT, int EACH, int SHARING, int DEPTH, int AT_A_TIME, bool IS_DEEP,
-          bool IS_EARLY, bool IS_STAYING, bool HAS_GROUPS, int ALONE>
+          bool IS_EARLY, bool IS_STAYING, bool HAS_GROUPS, int ALONE, int INSIDE>
 struct QuantizedTiles {
   using L = Of;
   static constexpr bool GROUPED = HAS_GROUPS, STAYS = IS_STAYING;
   static constexpr int TOKENS = N, WARPGROUPS = COUNT, BLOCKS = EACH, WAYS = SHARING, STAGES = DEPTH;
-  static constexpr int RESIDENT = AT_A_TIME, STEP = 128, TURNS = ALONE;
+  static constexpr int RESIDENT = AT_A_TIME, STEP = 128, TURNS = ALONE, SHARES = INSIDE;
   static constexpr bool DEEP = IS_DEEP, EARLY = IS_EARLY;
   static constexpr int CONSUMERS = WARPGROUPS * 128, THREADS = CONSUMERS + 128;
   // Of what the block was launched with: a setmaxnreg that asks for more than the others gave back waits for ever.
@@ -42,7 +42,7 @@ struct QuantizedTiles {
   static constexpr int AT_ONCE = QUADS > 4 ? 1 : QUADS > 2 ? 2 : 4;  // parts of a tile that are read together
   static constexpr int TABLE = BEHIND + (16 * STAGES + 4 * LINES + 7) / 8 * 8;  // of groups
   static_assert(BAND % PARTS == 0 && WARPGROUPS % WAYS == 0, "what a block needs of a step is one piece");
-  static_assert(TURNS == 1 || WAYS == 1, "parts have a consumer each, or one has all");
+  static_assert(TURNS * SHARES == 1 || WAYS == 1, "parts have a consumer each, or one has all");
   static_assert(STAGES % WAYS == 0 && STAGES >= 2 * WAYS, "a consumer else waits for a stage that it holds");
 };
 
@@ -138,6 +138,10 @@ template <class Tiles> struct Quads {
   static __device__ __forceinline__ void add(Sums sums, int q, float4 more) {
     float* s = of(sums, q);
     s[0] += more.x, s[1] += more.y, s[2] += more.z, s[3] += more.w;
+  }
+  static __device__ __forceinline__ void clear(Sums sums, int q) {
+    float* s = of(sums, q);
+    s[0] = s[1] = s[2] = s[3] = 0;
   }
   static __device__ __forceinline__ float4 get(Sums sums, int q) {
     const float* s = of(sums, q);
@@ -329,39 +333,58 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
       int before = -1;
       fetch();
 #pragma unroll 1
-      for (int part = 1; part <= Tiles::TURNS; ++part) {
-        const int end = Tiles::TURNS == 1 ? stop : begin + part_of<Tiles::TURNS>(stop - begin, part);
+      for (int inside = 0; inside < Tiles::SHARES; ++inside) {
+        const int from = begin + inside * (stop - begin) / Tiles::SHARES;
+        const int count_of = begin + (inside + 1) * (stop - begin) / Tiles::SHARES - from;
 #pragma unroll 1
-        for (; next < end; next += WAYS) {
-          const unsigned x = first_x + stage * (Tiles::X_BYTES >> 4);
+        for (int part = 1; part <= Tiles::TURNS; ++part) {
+          const int end = from + part_of<Tiles::TURNS>(count_of, part);
+#pragma unroll 1
+          for (; next < end; next += WAYS) {
+            const unsigned x = first_x + stage * (Tiles::X_BYTES >> 4);
 #pragma unroll
-          for (int piece = 0; piece < 2 * BLOCKS; ++piece) {
-            const int block = piece % BLOCKS, half = piece / BLOCKS;
-            ptx::wgmma_wait_group<1>();  // those that read these operands have ended, and soon all of the step before
-            if (piece == 1 && before >= 0) release(before);
-            levels[block].unpack(a[piece % 2], half);
-            ptx::wgmma_fence();
-            narrowest<TOKENS>(count, [&](auto width) {
-              using Sums = float(&)[decltype(width)::value / 2];
+            for (int piece = 0; piece < 2 * BLOCKS; ++piece) {
+              const int block = piece % BLOCKS, half = piece / BLOCKS;
+              ptx::wgmma_wait_group<1>();  // those that read these operands have ended, and soon all of the step before
+              if (piece == 1 && before >= 0) release(before);
+              levels[block].unpack(a[piece % 2], half);
+              narrowest<TOKENS>(count, [&](auto width) {
+                using Sums = float(&)[decltype(width)::value / 2];
+                ptx::wgmma_fence();
 #pragma unroll
-              for (int j = 0; j < 4; ++j) {
-                const unsigned at = x + half * (Tiles::X_BYTES >> 5) + j * NEXT_K<true>;
-                ptx::wgmma_mma_async<RegisterTypes<T, true>>(reinterpret_cast<Sums>(sums[block]), a[piece % 2][j],
-                                                             whole_descriptor(at), 1);
-              }
-              ptx::wgmma_commit_group();  // in each branch: behind them ptxas makes a group of its own of it
-            });
+                for (int j = 0; j < 4; ++j) {
+                  const unsigned at = x + half * (Tiles::X_BYTES >> 5) + j * NEXT_K<true>;
+                  ptx::wgmma_mma_async<RegisterTypes<T, true>>(reinterpret_cast<Sums>(sums[block]), a[piece % 2][j],
+                                                               whole_descriptor(at), 1);
+                }
+                ptx::wgmma_commit_group();  // in each branch, as the fence: outside ptxas adds its own
+              });
+            }
+            before = stage;
+            if ((stage += WAYS) >= STAGES) stage -= STAGES, parity ^= 1;
+            if (next + WAYS < stop) fetch();
           }
-          before = stage;
-          if ((stage += WAYS) >= STAGES) stage -= STAGES, parity ^= 1;
-          if (next + WAYS < stop) fetch();
-        }
-        if constexpr (Tiles::TURNS > 1) {
-          ptx::wgmma_wait_group<0>();
+          if constexpr (Tiles::TURNS > 1) {
+            ptx::wgmma_wait_group<0>();
 #pragma unroll
-          for (int i = 0; i < SUMS; ++i) {
-            total[i] += sums[i / (TOKENS / 2)][i % (TOKENS / 2)];
-            sums[i / (TOKENS / 2)][i % (TOKENS / 2)] = part < Tiles::TURNS ? 0 : total[i];
+            for (int i = 0; i < SUMS; ++i) {
+              float& sum = sums[i / (TOKENS / 2)][i % (TOKENS / 2)];
+              total[i] += sum;
+              sum = part < Tiles::TURNS ? 0 : total[i];
+              if (Tiles::SHARES > 1 && part == Tiles::TURNS) total[i] = 0;
+            }
+          }
+        }
+        if constexpr (Tiles::SHARES > 1) {  // what a block would add up waits in scratch memory: no register is left
+          ptx::wgmma_wait_group<0>();
+          float4* kept = static_cast<float4*>(p.product.workspace) + (2LL * blockIdx.x * LINES + line) * QUADS * 128;
+#pragma unroll
+          for (int q = 0; q < QUADS; ++q) {
+            if (inside > 0) Q::add(sums, q, __ldcg(kept + q * 128 + thread));
+            if (inside < Tiles::SHARES - 1) {
+              __stcg(kept + q * 128 + thread, Q::get(sums, q));
+              Q::clear(sums, q);
+            }
           }
         }
       }

@@ -87,8 +87,8 @@ def packed(groups_of, rows_of):
 
 TILES = (  # tokens, warpgroups, blocks of 64 rows, ways, blocks on a multiprocessor
     *((tokens, 4, 1, 4, 1) for tokens in (8, 16, 24, 32)),
-    *((tokens, 4, 1, 2, 1) for tokens in (8, 16, 24, 32, 48, 64)),
-    *((tokens, 4, 1, 1, 1) for tokens in (8, 16, 24, 32, 48, 64)),
+    *((tokens, 4, 1, 2, 1) for tokens in (8, 16, 24, 32, 48, 64, 80, 96)),
+    *((tokens, 4, 1, 1, 1) for tokens in (8, 16, 24, 32, 48, 64, 80, 96)),
     *((tokens, 2, 1, 2, 2) for tokens in (8, 16, 24, 32)),
     *((tokens, 2, 1, 1, 2) for tokens in (8, 16, 24, 32, 48)),
     *((tokens, 2, 1, 1, 1) for tokens in (80, 96, 128)),

@@ -8,7 +8,7 @@ from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gemmery.cuda.choose.data import QUANTIZED, QuantizedCosts, QuantizedTile, quantized_costs
+from gemmery.cuda.choose.data import GROUPED, QUANTIZED, QuantizedCosts, QuantizedTile, quantized_costs
 from gemmery.cuda.device import Device
 from gemmery.problem import Config, Problem
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _CUT = 8  # steps that take as long as to add up the parts of a tile
 _STEP, _PART, _LINE = 128, 64, 144  # of k, rows of a chunk, bytes of a token's results of a chunk in shared memory
 _BRIEF = 40  # steps
+_FEWEST = 8  # tokens of a group, up to which two small blocks on a multiprocessor were fastest
 _FEW = 80  # tokens
 _ALONE = 152  # most tokens whose sums a consumer can hold twice
 _MANY = (1, 16, 32, 64, 128, 256, 512)  # tokens
@@ -40,10 +41,17 @@ def variant_of(problem: Problem, form: Format, device: Device, part: Config = Ma
         rows, form = min(problem.m, mean + int(2 * mean**0.5)), form._replace(n=form.n * problem.groups)
     tight = problem.groups > 0 or problem.epilogue.endswith(("gelu", "silu"))
     order = _order(form, device) if problem.invariant else ()
+    order = (order[0], 1) if order and problem.groups else order  # no blocks share the k of a group
     choice = dict(_best(rows, form, device, order, tight, tuple(part.items()))[1])
     if problem.groups:
         choice |= {"splits": 1, "runs": 0}  # the device decides
-        if choice["resident"] == 2 and not order:
+        # A product is as wide as a group is long, so a wide tile costs room alone. Two ways where tiles of 256 rows
+        # would leave multiprocessors idle: 8 experts of 2048 x 7168 with 16 tokens each take 21.5 us, not 29.0.
+        tokens = min((each for each in GROUPED if each >= rows), default=0)
+        tile = QuantizedTile(tokens, 4, 1, 1 if form.n > 256 * device.sms else 2, 8, 1)
+        if tokens and rows > _FEWEST and not (order or part) and stages(form, tile, True):
+            choice |= {**tile._asdict(), "stages": stages(form, tile, True)}
+        elif choice["resident"] == 2 and not order:
             choice["ways"] = 1  # a block has many tiles: twice the rows for each end of one
     while problem.groups and choice["stages"] > 2 * choice["ways"]:  # room for where groups end
         tile = QuantizedTile(*(choice[name] for name in QuantizedTile._fields))
@@ -65,10 +73,10 @@ def _best(
     each = [(cycles(m, form, *pair, device, costs, order), pair) for pair in pairs or [(tiles[0], parts)]]
     least, (tile, splits) = min(each, key=lambda pair: pair[0])
     names = dict(zip(QuantizedTile._fields, tile, strict=True))
-    names |= {"stages": stages(form, tile, not splits), "splits": splits or 1}
+    shares = parts if splits <= 1 else 1
+    names |= {"stages": stages(form, tile, not splits, shares > 1), "splits": splits or 1, "shares": shares}
     names["runs"] = 0 if splits else device.sms * tile.resident
     names["turns"] = ways if tile.ways == 1 else 1
-    names["shares"] = parts if splits <= 1 else 1
     return least if pairs else inf, tuple(names.items())
 
 
@@ -85,10 +93,14 @@ def expands(m: int, form: Format, device: Device) -> bool:
     return m >= costs.expanded_rows and form.k <= costs.expanded_depth
 
 
-def shared_bytes(form: Format, tile: QuantizedTile, depth: int, stays: bool) -> int:
-    """Return the bytes of shared memory of a block with so many stages; results have their own if it `stays`."""
+def shared_bytes(form: Format, tile: QuantizedTile, depth: int, stays: bool, keeps: bool = False) -> int:
+    """Return the bytes of shared memory of a block with so many stages.
+
+    Results have their own if it `stays`, and so have sums of a part of k if it `keeps` them for the next one's.
+    """
     parts = tile.warpgroups // tile.ways * tile.blocks
-    ring = depth * (tile.tokens * _STEP * 2 + parts * form.chunk) + (tile.ways - 1) * parts * tile.tokens * _PART * 4
+    sums = (tile.ways - 1 + keeps) * parts * tile.tokens * _PART * 4
+    ring = depth * (tile.tokens * _STEP * 2 + parts * form.chunk) + sums
     results = parts * tile.tokens * _LINE
     return (ring + results if stays else max(ring, results)) + 16 * depth + 4 * tile.warpgroups
 
@@ -98,11 +110,11 @@ def most_shared(resident: int) -> int:
     return _WHOLE // resident - _BLOCK
 
 
-def stages(form: Format, tile: QuantizedTile, stays: bool = False) -> int:
+def stages(form: Format, tile: QuantizedTile, stays: bool = False, keeps: bool = False) -> int:
     """Return the stages of a tile that fit; 0 if there are too few."""
     depth = tile.stages
     least = max(2 * tile.ways, 3)
-    while depth >= least and shared_bytes(form, tile, depth, stays) > most_shared(tile.resident):
+    while depth >= least and shared_bytes(form, tile, depth, stays, keeps) > most_shared(tile.resident):
         depth -= tile.ways
     return depth if depth >= least else 0
 
@@ -125,7 +137,7 @@ def suits(m: int, form: Format, tile: QuantizedTile, splits: int, device: Device
     by one after the other, and in how many blocks.
     """
     spills = _spills(tile) or (tile.resident == 2 and tile.tokens == 16)  # the latter with zero points and NVFP4
-    if not stages(form, tile, not splits) or (splits == 0 and spills):
+    if not stages(form, tile, not splits, _keeps(splits, order)) or (splits == 0 and spills):
         return False
     tiles, steps = _tiles(m, form, tile), form.places[1]
     if tile.tokens < min(m, 32 if m <= 64 else 48) or (tile.tokens >= 2 * m and tile.tokens > 8):
@@ -150,6 +162,11 @@ def suits(m: int, form: Format, tile: QuantizedTile, splits: int, device: Device
     if 2 * tile.ways * splits > max(steps, 2):
         return False
     return splits == 1 or tiles * splits <= device.sms * tile.resident
+
+
+def _keeps(splits: int, order: tuple[int, ...]) -> bool:
+    """Return True if a block has all parts of k that others would have."""
+    return splits <= 1 and order[1:] > (1,)
 
 
 def _spills(tile: QuantizedTile) -> bool:
@@ -199,7 +216,8 @@ def cycles(
     beside = -(-at_once // device.sms)  # blocks of a multiprocessor
     w_bytes, x_bytes = parts * form.chunk, tile.tokens * _STEP * 2
     own = rounds * steps / splits if splits else rounds * steps + cut * steps / slots
-    depth, store = stages(form, tile, not splits), parts * _PART * tile.tokens * 2 / costs.store
+    keeps = _keeps(splits, order)
+    depth, store = stages(form, tile, not splits, keeps), parts * _PART * tile.tokens * 2 / costs.store
     first = min(depth, own)
     hard = (form.kind, form.dtype) not in (("int4", "bf16"), ("int4_close", "f16")) or form.group in (16, 32)
     pending = costs.pending[form.kind in ("int8", "e4m3")] if tile.ways == 1 else 0
@@ -214,8 +232,8 @@ def cycles(
     )
     total = (own - costs.ahead * first) * step + costs.start[tile.resident - 1] + costs.end + store
     total += (rounds - 1 + (cut > 0)) * (store + (costs.end if splits else costs.next)) + (cut > 0) * costs.cut
-    if order and splits <= 1:  # sums that wait in scratch memory
-        total += rounds * (order[1] - 1) * parts * _PART * tile.tokens * 8 / costs.exchange
+    if keeps:
+        total += rounds * (order[1] - 1) * parts * _PART * tile.tokens * 8 / costs.kept
     if splits > 1 or cut:
         total += costs.split + costs.part * max(splits, 2) + parts * _PART * tile.tokens * 8 / costs.exchange
     return total

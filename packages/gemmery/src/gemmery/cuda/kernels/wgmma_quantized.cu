@@ -34,7 +34,10 @@ struct QuantizedTiles {
   static constexpr int BAND = 4;  // chunks of 64 rows that lie together for each step of k
   static constexpr int X_BYTES = TOKENS * STEP * 2, W_BYTES = PARTS * L::CHUNK;
   static constexpr int SUMS = BLOCKS * TOKENS / 2, QUADS = SUMS / 4, EXCHANGED = SUMS * 128 * 4;
-  static constexpr int RING = STAGES * (X_BYTES + W_BYTES), EXCHANGE = RING + (WAYS - 1) * LINES * EXCHANGED;
+  static constexpr int RING = STAGES * (X_BYTES + W_BYTES);
+  static constexpr int EXCHANGE = RING + (WAYS - 1 + (SHARES > 1)) * LINES * EXCHANGED;
+  // Of operands that are unpacked in turn; with many tokens four consumers have registers for one, and overlap anyway.
+  static constexpr int SETS = WARPGROUPS == 4 && TOKENS >= (GROUPED ? 64 : 80) ? 1 : 2;
   static constexpr int PITCH = 144;  // bytes of a token's 64 results, and 16 so that a warp's are in all banks
   // Results leave through the ring; or, where the block fills it for the next tile meanwhile, by room behind it.
   static constexpr int STAGED = PARTS * TOKENS * PITCH, STAGED_AT = STAYS ? EXCHANGE : 0;
@@ -153,7 +156,7 @@ template <int N> struct Width { static constexpr int value = N; };
 
 // f of the narrowest of some widths of a product that holds so many tokens, MOST or fewer: a group may have few.
 template <int MOST, class F> __device__ __forceinline__ void narrowest(int tokens, F f) {
-  constexpr int LESS = MOST > 96 ? 96 : MOST > 64 ? 64 : MOST > 48 ? 48 : MOST > 32 ? 32 : MOST > 16 ? 16 : 8;
+  constexpr int LESS = MOST > 96 ? 96 : MOST > 16 ? (MOST - 1) / 16 * 16 : 8;
   if constexpr (LESS < MOST) {
     if (tokens <= LESS) return narrowest<LESS>(tokens, f);
   }
@@ -241,13 +244,14 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
       const int count = share.count(), first = min(count, STAGES), early = min(first, 2);
       if (ptx::elect_sync()) {  // the first copies are on their way before the consumers hear that there are barriers
         ptx::prefetch_tensormap(&p.a);
-        for (int i = 0; i < STAGES; ++i) ptx::mbarrier_init(full + 8 * i, 1);
+        for (int i = 0; i < 2; ++i) ptx::mbarrier_init(full + 8 * i, 1);
         ptx::fence_mbarrier_init();
 #pragma unroll 1
         for (int i = 0; i < early; ++i) {
           producer.bring_w(i);
           if (!AHEAD) producer.bring_x(p, i);
         }
+        for (int i = 2; i < STAGES; ++i) ptx::mbarrier_init(full + 8 * i, 1);
         for (int i = 0; i < STAGES; ++i) ptx::mbarrier_init(empty + 8 * i, LINES * 4);
         ptx::fence_mbarrier_init();
       }
@@ -290,7 +294,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
   ptx::computed_here(factors);
   ptx::computed_here(zeros);
   float sums[BLOCKS][TOKENS / 2];
-  unsigned a[2][4][4];
+  unsigned a[Tiles::SETS][4][4];
   L levels[BLOCKS];
   int stage = way;
   unsigned parity = 0;
@@ -345,17 +349,17 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
 #pragma unroll
             for (int piece = 0; piece < 2 * BLOCKS; ++piece) {
               const int block = piece % BLOCKS, half = piece / BLOCKS;
-              ptx::wgmma_wait_group<1>();  // those that read these operands have ended, and soon all of the step before
+              ptx::wgmma_wait_group<Tiles::SETS - 1>();  // those that read these operands have ended
               if (piece == 1 && before >= 0) release(before);
-              levels[block].unpack(a[piece % 2], half);
+              levels[block].unpack(a[piece % Tiles::SETS], half);
               narrowest<TOKENS>(count, [&](auto width) {
                 using Sums = float(&)[decltype(width)::value / 2];
                 ptx::wgmma_fence();
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
                   const unsigned at = x + half * (Tiles::X_BYTES >> 5) + j * NEXT_K<true>;
-                  ptx::wgmma_mma_async<RegisterTypes<T, true>>(reinterpret_cast<Sums>(sums[block]), a[piece % 2][j],
-                                                               whole_descriptor(at), 1);
+                  ptx::wgmma_mma_async<RegisterTypes<T, true>>(
+                      reinterpret_cast<Sums>(sums[block]), a[piece % Tiles::SETS][j], whole_descriptor(at), 1);
                 }
                 ptx::wgmma_commit_group();  // in each branch, as the fence: outside ptxas adds its own
               });
@@ -375,14 +379,14 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
             }
           }
         }
-        if constexpr (Tiles::SHARES > 1) {  // what a block would add up waits in scratch memory: no register is left
+        if constexpr (Tiles::SHARES > 1) {  // what a block would add up waits behind the ring: no register is left
           ptx::wgmma_wait_group<0>();
-          float4* kept = static_cast<float4*>(p.product.workspace) + (2LL * blockIdx.x * LINES + line) * QUADS * 128;
+          float4* kept = reinterpret_cast<float4*>(shared + Tiles::RING) + line * QUADS * 128 + thread;
 #pragma unroll
           for (int q = 0; q < QUADS; ++q) {
-            if (inside > 0) Q::add(sums, q, __ldcg(kept + q * 128 + thread));
+            if (inside > 0) Q::add(sums, q, kept[q * 128]);
             if (inside < Tiles::SHARES - 1) {
-              __stcg(kept + q * 128 + thread, Q::get(sums, q));
+              kept[q * 128] = Q::get(sums, q);
               Q::clear(sums, q);
             }
           }
@@ -438,7 +442,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
 #pragma unroll
           for (int i = 0; i < Tiles::AT_ONCE; ++i) {
             const int other = min(block + i, last);
-            const float4* from = parts + (2LL * other + (share.begin_of(other) < tile * share.steps)) * SLOT;
+            const float4* from = parts + (2LL * other + share.second_of(other, tile)) * SLOT;
 #pragma unroll
             for (int q = 0; q < QUADS; ++q) more[i][q] = __ldcg(from + q * 128);
           }

@@ -317,7 +317,7 @@ QUANTIZED = (
     *(QuantizedTile(tokens, 4, 1, 2, 8, 1) for tokens in (8, 16, 24, 32, 48, 64)),
     *(QuantizedTile(tokens, 4, 1, 1, 8, 1) for tokens in (8, 16, 24, 32, 48, 64)),
     *(QuantizedTile(tokens, 2, 1, 2, 8, 2) for tokens in (8, 16, 24, 32)),
-    *(QuantizedTile(tokens, 2, 1, 1, 8, 1) for tokens in (*range(64, 153, 8), 176, 256)),
+    *(QuantizedTile(tokens, 2, 1, 1, 8, 1) for tokens in (64, *range(80, 153, 8), 176, 256)),
 )
 
 
@@ -341,7 +341,7 @@ class QuantizedCosts(NamedTuple):
     bring: float = 332  # of the thread that asks for a step
     free: float = 0.44  # of that, for the steps of the first ring
     latency: float = 2497  # from there until it has come
-    # Stages of a ring that wait to be handed back, where no consumers take turns: of 4 bits, and of 8.
+    # Stages of a ring that wait to be handed back, where no consumers take turns: of 4 bits, and of 8 or in an order.
     pending: tuple[float, float] = (2, 1)
     ahead: float = 0.23  # of the first ring's steps, which come while the launch before ends
     start: tuple[float, float] = (198, 154)  # of a launch, by blocks on a multiprocessor

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _CUT = 8  # steps that take as long as to add up the parts of a tile
 _STEP, _PART, _LINE = 128, 64, 144  # of k, rows of a chunk, bytes of a token's results of a chunk in shared memory
 _BRIEF = 40  # steps
-_FEWEST = 8  # tokens of a group, up to which two small blocks on a multiprocessor were fastest
+_FEWEST, _BOTH_WAYS = 8, 48  # tokens of a group, up to which the model chooses, and two ways have few tiles
 _FEW = 80  # tokens
 _ALONE = 152  # most tokens whose sums a consumer can hold twice
 _MANY = (1, 16, 32, 64, 128, 256, 512)  # tokens
@@ -45,13 +45,16 @@ def variant_of(problem: Problem, form: Format, device: Device, part: Config = Ma
     choice = dict(_best(rows, form, device, order, tight, tuple(part.items()))[1])
     if problem.groups:
         choice |= {"splits": 1, "runs": 0}  # the device decides
-        # A product is as wide as a group is long, so a wide tile costs room alone. Two ways where tiles of 256 rows
-        # would leave multiprocessors idle: 8 experts of 2048 x 7168 with 16 tokens each take 21.5 us, not 29.0.
+        # A product is as wide as a group is long, so a wide tile costs room alone. Where tiles of 256 rows would leave
+        # multiprocessors idle, those of 128: 8 experts of 2048 x 7168 with 16 tokens each take 21.5 us, not 29.0.
+        many = form.n > 256 * device.sms
         tokens = min((each for each in GROUPED if each >= rows), default=0)
-        tile = QuantizedTile(tokens, 4, 1, 1 if form.n > 256 * device.sms else 2, 8, 1)
+        tile = QuantizedTile(tokens, 4, 1, 1 if many else 2, 8, 1)
+        if not many and tokens > _BOTH_WAYS:
+            tile = QuantizedTile(GROUPED[-1], 2, 1, 1, 8, 1)
         if tokens and rows > _FEWEST and not (order or part) and stages(form, tile, True):
             choice |= {**tile._asdict(), "stages": stages(form, tile, True)}
-        elif choice["resident"] == 2 and not order:
+        elif choice["resident"] == 2 and many and not order:
             choice["ways"] = 1  # a block has many tiles: twice the rows for each end of one
     while problem.groups and choice["stages"] > 2 * choice["ways"]:  # room for where groups end
         tile = QuantizedTile(*(choice[name] for name in QuantizedTile._fields))
@@ -152,7 +155,8 @@ def suits(m: int, form: Format, tile: QuantizedTile, splits: int, device: Device
         if not (tile.ways == ways or alone) or 2 * ways * parts > max(steps, 2 * ways):
             return False
         inside = parts == 1 or tile.ways == 1  # one block may have all parts
-        return splits == parts or (inside and (splits == 1 or (splits == 0 and tiles > device.sms)))
+        stays = splits == 0 and tiles > device.sms and tile.tokens >= _FEW
+        return splits == parts or (inside and (splits == 1 or stays))
     if tile.ways == 1 and tile.warpgroups == 2 and tile.tokens < _FEW:  # only timed with an order
         return False
     if splits == 0:
@@ -220,7 +224,7 @@ def cycles(
     depth, store = stages(form, tile, not splits, keeps), parts * _PART * tile.tokens * 2 / costs.store
     first = min(depth, own)
     hard = (form.kind, form.dtype) not in (("int4", "bf16"), ("int4_close", "f16")) or form.group in (16, 32)
-    pending = costs.pending[form.kind in ("int8", "e4m3")] if tile.ways == 1 else 0
+    pending = costs.pending[form.kind in ("int8", "e4m3") or bool(order)] if tile.ways == 1 else 0
     step = max(
         w_bytes * at_once / costs.memory * (costs.anew if cut else 1 / across),
         (w_bytes + x_bytes) * at_once / costs.l2,

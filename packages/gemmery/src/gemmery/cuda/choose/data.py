@@ -352,7 +352,7 @@ class QuantizedCosts(NamedTuple):
     split: float = 871  # waiting for the blocks that share a tile
     part: float = 720  # of each of their parts
     exchange: float = 22.2  # bytes in a cycle of the sums that they write and read
-    kept: float = 64  # the same of those that wait in shared memory; not fitted
+    inside: float = 64  # the same of those that wait in shared memory; not fitted
     # Rows and k from and up to which it takes less time to expand the weight first: 8192 rows by 14336 x 4096 take 1640
     # us by this kernel, 1510 by cuBLAS, and 41 to expand. With k = 28672 this kernel is the faster one.
     expanded_rows: int = 4096

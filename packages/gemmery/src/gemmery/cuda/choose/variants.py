@@ -237,7 +237,7 @@ def cycles(
     total = (own - costs.ahead * first) * step + costs.start[tile.resident - 1] + costs.end + store
     total += (rounds - 1 + (cut > 0)) * (store + (costs.end if splits else costs.next)) + (cut > 0) * costs.cut
     if keeps:
-        total += rounds * (order[1] - 1) * parts * _PART * tile.tokens * 8 / costs.kept
+        total += rounds * (order[1] - 1) * parts * _PART * tile.tokens * 8 / costs.inside
     if splits > 1 or cut:
         total += costs.split + costs.part * max(splits, 2) + parts * _PART * tile.tokens * 8 / costs.exchange
     return total

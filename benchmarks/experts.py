@@ -25,7 +25,7 @@ import gemmery as gm
 from gemmery.arrays import View
 from gemmery.cuda import nvrtc, ordered
 from gemmery.cuda.weights import Format, problem_of
-from gemmery.errors import RefusedError
+from gemmery.errors import CompileError, RefusedError
 from gemmery.ladder.cuda import BY_WEIGHTS
 from gemmery.ladder.rung import find
 from gemmery.torch import arranged as by_torch
@@ -41,6 +41,13 @@ def uneven(total, groups, seed=0):
     ends = (sizes.cumsum(0) / sizes.sum() * total).round().int()
     ends[-1] = total
     return ends.cuda()
+
+
+def routed(rows, groups, seed=0):
+    """Return the ends of groups to which tokens are routed at random, so many each on average."""
+    draw = torch.Generator().manual_seed(seed)
+    sizes = torch.bincount(torch.randint(0, groups, (rows * groups,), generator=draw), minlength=groups)
+    return sizes.cumsum(0).int().cuda()
 
 
 def even(rows, groups):
@@ -78,28 +85,33 @@ def packed(groups_of, rows_of):
             )
 
 
-TILES = (
-    *((tokens, 4, 1, 4, 16, 1) for tokens in (8, 16, 24, 32)),
-    *((tokens, 4, 1, 2, 8, 1) for tokens in (8, 16, 24, 32, 48, 64)),
-    *((tokens, 2, 1, 2, 8, 2) for tokens in (8, 16, 24, 32)),
-    *((tokens, 4, 1, 1, 10, 1) for tokens in (8, 16, 24)),
-    *((tokens, 4, 1, 1, 8, 1) for tokens in (16, 32, 48, 64)),
-    *((tokens, 2, 1, 1, 8, 2) for tokens in (8, 16, 24, 32)),
+TILES = (  # tokens, warpgroups, blocks of 64 rows, ways, blocks on a multiprocessor
+    *((tokens, 4, 1, 4, 1) for tokens in (8, 16, 24, 32)),
+    *((tokens, 4, 1, 2, 1) for tokens in (8, 16, 24, 32, 48, 64, 80, 96)),
+    *((tokens, 4, 1, 1, 1) for tokens in (8, 16, 24, 32, 48, 64, 80, 96)),
+    *((tokens, 2, 1, 2, 2) for tokens in (8, 16, 24, 32)),
+    *((tokens, 2, 1, 1, 2) for tokens in (8, 16, 24, 32, 48)),
+    *((tokens, 2, 1, 1, 1) for tokens in (80, 96, 128)),
 )
 
 
 def _variant(of_x, form, of_c, groups, case):
-    """Return a variant, its problem and its config once it is compiled; None if it is refused."""
+    """Return a variant with the most stages that fit, its problem and its config, once compiled; None if refused."""
     tile, whole = case
     rung, problem = find(BY_WEIGHTS, "wgmma_quantized"), problem_of(of_x, form, of_c, "", whole, groups)
-    names = ("tokens", "warpgroups", "blocks", "ways", "stages", "resident")
-    config = {**rung.default, **dict(zip(names, tile, strict=True))}
-    try:
-        launch = rung.geometry(problem, config)
-        nvrtc.code(launch.source, launch.kernel, "sm_90a")
-    except RefusedError:
-        return None
-    return case, problem, config
+    names = ("tokens", "warpgroups", "blocks", "ways", "resident")
+    for depth in range(8 // tile[3] * tile[3], 2 * tile[3] - 1, -tile[3]):
+        config = {**rung.default, **dict(zip(names, tile, strict=True)), "stages": depth}
+        try:
+            launch = rung.geometry(problem, config)
+            nvrtc.code(launch.source, launch.kernel, "sm_90a")
+        except RefusedError:
+            continue
+        except CompileError as error:
+            say(str(error)[:300])
+            return None
+        return case, problem, config
+    return None
 
 
 def _put(run, x, w, c, ends, scratch):
@@ -117,22 +129,35 @@ def tune(groups_of, rows_of):
         stacks = [by_torch._arranged_experts(packed_experts(n, k, groups), torch.bfloat16)[1]]
         stacks += [stacks[0].clone() for _ in range(turns(groups * form.bytes) - 1)]
         for rows in rows_of:
-            m, ends = rows * groups, even(rows, groups)
+            m = rows * groups
             x, c = (torch.randn(m, side, device="cuda", dtype=torch.bfloat16) for side in (k, n))
             of_x, of_c = (View(0, tuple(z.shape), (z.stride(0) * 2, 2), "bf16", "cuda:0") for z in (x, c))
-            cases = [(tile, whole) for tile in TILES if rows <= tile[0] < 4 * rows + 8 for whole in (False, True)]
+            cases = [(tile, whole) for tile in TILES if rows <= tile[0] <= 2 * rows + 8 for whole in (False, True)]
             with ThreadPoolExecutor(16) as pool:
                 ready = [each for each in pool.map(partial(_variant, of_x, form, of_c, groups), cases) if each]
-            results = []
-            for case, problem, config in ready:
-                views = [View(0, (1, *z.shape), (0, *z.strides), z.dtype) for z in (of_x, of_c)]
-                run = rung.build(problem, config).ready(views[0], View(0, (1, k, n), (0, 2, 2 * k), "bf16"), views[1])
-                scratch = torch.empty(max(16, run.workspace), dtype=torch.uint8, device="cuda")
-                results.append((time_of([partial(_put, run, x, w, c, ends, scratch) for w in stacks], 4), case))
-            results.sort()
             chosen = rung.resolve(problem_of(of_x, form, of_c, "", False, groups), rung.default)
-            best = ", ".join(f"{each:.1f} {tile[:4]}{'w' * whole}" for each, (tile, whole) in results[:4])
-            say(f"tune {groups} of {n}x{k}, {rows} each: {best}; chosen {tuple(chosen.values())[:6]}")
+            for name, ends in (("even", even(rows, groups)), ("routed", routed(rows, groups))):
+                results, first = [], None
+                for case, problem, config in ready:
+                    views = [View(0, (1, *z.shape), (0, *z.strides), z.dtype) for z in (of_x, of_c)]
+                    run = rung.build(problem, config)
+                    run = run.ready(views[0], View(0, (1, k, n), (0, 2, 2 * k), "bf16"), views[1])
+                    scratch = torch.empty(max(16, run.workspace), dtype=torch.uint8, device="cuda")
+                    c.fill_(torch.nan)
+                    us = time_of([partial(_put, run, x, w, c, ends, scratch) for w in stacks], 4)
+                    results.append((us, case))
+                    first = c.clone() if first is None else first
+                    far = float((c.float() - first.float()).norm() / first.float().norm())
+                    if not far < 0.004:
+                        say(f"WRONG {n}x{k} {groups} {rows} {name} {case}: {far}")
+                results.sort()
+                best = ", ".join(f"{each:.1f} {tile}{'w' * whole}" for each, (tile, whole) in results[:5])
+                mine = [us for us, (tile, whole) in results if not whole and tile[:4] == tuple(chosen.values())[:4]]
+                least = (groups * form.bytes + m * (n + k) * 2) / BYTES * 1e6
+                say(
+                    f"tune {groups} of {n}x{k}, {rows} each, {name}, bytes {least:.1f}: {best}; chosen "
+                    f"{tuple(chosen.values())[:6]} {min(mine, default=0):.1f}"
+                )
 
 
 def gradients(tokens_of, groups_of):

@@ -94,7 +94,7 @@ def launch(x, form, c, config, invariant=False):
 
     chosen = RUNG.resolve(problem, {**RUNG.default, **config})
     name = "".join(f"{letter}{chosen[key]}" for letter, key in NAMES.items())
-    name += f"t{chosen['turns']}" * (chosen["turns"] > 1)
+    name += f"t{chosen['turns']}" * (chosen["turns"] > 1) + f"p{chosen['shares']}" * (chosen["shares"] > 1)
     return run, name + f"@{chosen['runs']}" * bool(chosen["runs"]) + "late" * chosen["late"]
 
 

@@ -18,7 +18,8 @@ from pathlib import Path
 
 try:
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+    from transformers import AttentionInterface, AttentionMaskInterface, LlamaConfig, LlamaForCausalLM, StaticCache
+    from transformers.masking_utils import sdpa_mask
 except ImportError as error:
     raise SystemExit(f"{error.name} is not installed: pip install torch transformers") from None
 
@@ -43,6 +44,28 @@ SAME = {
     torch.float32: 1e-4,
 }  # of the logits' length: 32 layers that round elsewhere, not a wrong layer
 TORCH = "torch"
+
+
+def attention(module, query, key, value, attention_mask, scaling, **_):
+    """Attention whose heads with the same keys and values are rows of one product: no copy of those for each head.
+
+    Of transformers' own, "sdpa" makes that copy wherever there is a mask, as with a cache of fixed length.
+    """
+    texts, heads, tokens, width = query.shape
+    rows = query.reshape(texts, key.shape[1], -1, width)
+    scores = (rows @ key.mT).float().view(texts, heads, tokens, -1) * scaling
+    weights = scores.masked_fill(~attention_mask, float("-inf")).softmax(-1).to(value.dtype)
+    result = weights.view(texts, key.shape[1], -1, key.shape[2]) @ value
+    return result.view(texts, heads, tokens, width).transpose(1, 2).contiguous(), None
+
+
+def whole_mask(*args, **options):
+    """The mask of keys that a token may see, also where `is_causal` would say as much."""
+    return sdpa_mask(*args, **{**options, "allow_is_causal_skip": False})
+
+
+AttentionInterface.register("by_groups", attention)
+AttentionMaskInterface.register("by_groups", whole_mask)
 
 
 class Runner:
@@ -109,6 +132,7 @@ def parse():
     parser.add_argument("--batch", nargs="+", type=int, default=[1], help="texts at a time, each number in turn")
     parser.add_argument("--prompt", type=int, default=128, help="tokens that prefill reads")
     parser.add_argument("--tokens", type=int, default=16, help="tokens that decode makes")
+    parser.add_argument("--attention", choices=("by_groups", "sdpa"), default="by_groups", help="of all models")
     parser.add_argument("--group", type=int, default=128, help="columns of a quantized weight with one factor")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each phase and mode, shared by the models")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
@@ -124,6 +148,7 @@ def build(options):
     """The models by name: PyTorch's, and copies that share its parameters, with gemmery's layers."""
     torch.manual_seed(0)
     config = LlamaConfig(**SIZES[options.size], max_position_embeddings=options.prompt + options.tokens)
+    config._attn_implementation = options.attention
     dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
     torch.set_default_dtype(dtype)
     with torch.device(options.device):
@@ -205,7 +230,7 @@ def measured(runners, phase, mode, options):
                     "tokens": options.tokens},
             versus={rival: ratio.median for rival, ratio in versus.items()},
             spread={rival: ratio.spread for rival, ratio in versus.items()},
-            note=f"PyTorch {torch.__version__}" if name == TORCH else note,
+            note=f"PyTorch {torch.__version__}, attention {options.attention}" if name == TORCH else note,
         )  # fmt: skip
 
 

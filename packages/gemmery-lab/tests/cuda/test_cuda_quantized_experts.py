@@ -67,6 +67,9 @@ def multiplied(form, m, ends, *, config=None, epilogue="", invariant=False, orde
         (Format(257, 256, "e4m3", 0, "bf16"), 12, [0, 0, 0, 5], {"ways": 1, "stages": 3, "runs": 2}),
         (Format(64, 256, "int4", 128, "f16"), 70, [2 * i for i in range(1, 36)], {"runs": 7}),
         (Format(64, 2048, "int4", 128, "bf16"), 8, [0, 3, 3], {"runs": 4}),
+        # Products of 8, 16, 32, 48, 64 and, of one group, 64 and 8 tokens.
+        (Format(65, 256, "int4", 128, "bf16"), 180, [1, 10, 27, 60, 109, 179], {"tokens": 64, "ways": 1, "stages": 3}),
+        (Format(64, 384, "int4", 128, "bf16"), 130, [3, 84, 130], {"tokens": 80, "warpgroups": 2, "ways": 1}),
     ],
 )
 def test_values_are_within_the_bound_between_guards(form, m, ends, config):
@@ -108,12 +111,14 @@ def test_offsets_that_are_wrong_touch_nothing_outside():
         ("wgmma_quantized.cu", "from = w + spot.group * each;", "from = w;"),
         ("wgmma_quantized.cu", "Tiles::GROUPED ? spot.group * p.bias_row : 0", "0"),
         ("wgmma_quantized.cu", "w += spot.group * whole_bytes<Tiles>(p.product);", "w += 0;"),
+        ("wgmma_quantized.cu", "if (tokens <= LESS) return", "if (tokens <= LESS + 8) return"),
     ],
 )
 def test_a_kernel_that_is_wrong_is_told(file, old, new):
     form, ends = Format(63, 128, "int8", 0, "bf16"), [3, 3, *range(4, 34), 1, *range(35, 40), 60]
+    config = {"runs": 6} | ({"tokens": 32} if "LESS" in old else {})
     for texts, right in (({}, True), (edited(file, old, new), False)):
-        _, close, findings = multiplied(form, 64, ends, config={"runs": 6}, epilogue="bias+relu", texts=texts)
+        _, close, findings = multiplied(form, 64, ends, config=config, epilogue="bias+relu", texts=texts)
         assert (close and findings == []) is right
 
 

@@ -36,7 +36,8 @@ TYPES = {"bf16": ml_dtypes.bfloat16, "f16": np.float16}
 ROUNDOFF = {"bf16": 2.0**-8, "f16": 2.0**-11}
 FLOAT4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 GUARD = 8  # elements around each row of C: where n is a multiple of 8, rows begin at multiples of 16 bytes
-SMALL = {"tokens": 8, "warpgroups": 4, "blocks": 1, "ways": 2, "stages": 4, "resident": 1, "runs": 0, "turns": 1}
+SMALL = {"tokens": 8, "warpgroups": 4, "blocks": 1, "ways": 2, "stages": 4, "resident": 1}
+SMALL |= {"runs": 0, "turns": 1, "shares": 1}
 
 
 def logical(form, seed=0):
@@ -210,7 +211,7 @@ def test_bits_do_not_depend_on_the_order_of_blocks(config):
 def test_one_consumer_adds_up_parts_as_ways_do(ways):
     """Steps of k that are no multiple of them; in a block for each tile, in two for one, and in blocks that stay."""
     form = Format(130, 128 * 13, "int4", 128, "bf16")
-    tile = SMALL | {"tokens": 16, "warpgroups": 4, "ways": ways, "stages": 8, "turns": 1}
+    tile = SMALL | {"tokens": 16, "warpgroups": 4, "ways": ways, "stages": 8, "turns": 1, "shares": 1}
     wide = tile | {"warpgroups": 2, "ways": 1, "turns": ways}
     for splits in (1, 2):
         results = [check(form, 20, config=each | {"splits": splits}) for each in (tile, wide)]
@@ -218,6 +219,17 @@ def test_one_consumer_adds_up_parts_as_ways_do(ways):
     staying, plain = (check(form, 40, config=wide | each) for each in ({"splits": 1}, {"runs": 4}))
     assert np.array_equal(staying, plain)
     assert not np.array_equal(results[0], check(form, 20, config=wide | {"turns": 1, "splits": 2}))
+    for each in ({"splits": 1}, {"runs": 4}):  # one block has the parts of both
+        assert np.array_equal(results[0], check(form, 20, config=wide | each | {"shares": 2}))
+
+
+def test_one_block_adds_up_the_parts_of_several():
+    """As many steps as parts, of unequal lengths; the sums that wait are of the block's own tile."""
+    form = Format(130, 128 * 7, "int4", 128, "bf16")
+    tile = SMALL | {"tokens": 16, "warpgroups": 2, "ways": 1, "stages": 4}
+    for parts in (2, 4, 8):
+        several, one = (check(form, 20, config=tile | each) for each in ({"splits": parts}, {"shares": parts}))
+        assert np.array_equal(several, one)
 
 
 def test_invariant_products_add_in_one_order():
@@ -226,12 +238,12 @@ def test_invariant_products_add_in_one_order():
     rows = [emulated(form, m, invariant=True)[0][:1] for m in (1, 70, 300)]
     assert np.array_equal(rows[0], rows[1])
     assert np.array_equal(rows[0], rows[2])
-    for sides in ((130, 1024), (4096, 4096), (8192, 28672), (28672, 8192)):
+    for sides in ((130, 1024), (4096, 4096), (4096, 14336), (8192, 28672), (28672, 8192)):
         form, parts, tiles = Format(*sides, "int4", 128, "bf16"), set(), set()
         for m in (1, 9, 33, 200, 700):
             choice = variant_of(problem(form, m)._replace(invariant=True), form, KNOWN["h200"])
             assert 1 in (choice["ways"], choice["turns"])
-            parts.add((choice["ways"] * choice["turns"], choice["splits"]))
+            parts.add((choice["ways"] * choice["turns"], choice["splits"] * choice["shares"]))
             tiles.add(choice["tokens"])
         assert len(parts) == 1
         assert len(tiles) > 2
@@ -261,6 +273,7 @@ def test_what_it_does_not_multiply_is_refused_in_words(change, words):
     [
         ({"ways": 4, "stages": 6}, "wait for ever"),
         ({"ways": 4, "turns": 2}, "turns=2, ways=4"),
+        ({"shares": 2}, "shares=2, ways=2"),
         ({"ways": 2, "stages": 3}, "wait for ever"),
         ({"blocks": 2}, None),
         ({"warpgroups": 2, "ways": 4}, "64, 128 or 256 rows"),
@@ -281,8 +294,10 @@ def test_variants_that_would_hang_or_do_not_fit_are_refused_before_the_launch(co
 @pytest.mark.many
 @pytest.mark.parametrize("tile", QUANTIZED)
 @pytest.mark.parametrize("kind", ["int4/128/bf16", "int4_zeros/32/f16", "int8/0/bf16", "e4m3/0/f16", "e2m1/16/bf16"])
-@pytest.mark.parametrize(("runs", "turns"), [(0, 1), (132, 1), (0, 4), (132, 2)])
-def test_registers_suffice_for_every_variant(tile, kind, runs, turns):
+@pytest.mark.parametrize(
+    ("runs", "turns", "shares"), [(0, 1, 1), (132, 1, 1), (0, 4, 1), (132, 2, 1), (0, 2, 4), (132, 1, 2)]
+)
+def test_registers_suffice_for_every_variant(tile, kind, runs, turns, shares):
     """What consumers ask for is what the launch has, or the device waits for ever; and nothing spills."""
     name, group, dtype = kind.split("/")
     form = Format(4096, 4096, name, int(group), dtype)
@@ -291,9 +306,10 @@ def test_registers_suffice_for_every_variant(tile, kind, runs, turns):
         return
     if runs and (tile.ways, tile.tokens) == (4, 64):
         return
-    if turns > 1 and (tile.ways > 1 or tile.warpgroups > 2 or tile.tokens > 152):
+    if max(turns, shares) > 1 and (tile.ways > 1 or tile.warpgroups > 2 or tile.tokens > 152):
         return
-    config = dict(zip(tile._fields, tile, strict=True)) | {"stages": depth, "splits": 1, "runs": runs, "turns": turns}
+    config = dict(zip(tile._fields, tile, strict=True)) | {"stages": depth, "splits": 1, "runs": runs}
+    config |= {"turns": turns, "shares": shares}
     geometry = RUNG.geometry(problem(form, tile.tokens), RUNG.default | config)
     program = nvrtc.code(geometry.source, geometry.kernel, "sm_90a")
     assert program.report.spill_stores == program.report.spill_loads == program.report.stack == 0

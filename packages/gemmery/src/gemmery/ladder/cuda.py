@@ -52,15 +52,19 @@ def _geometry(name: str, problem: Problem, config: Config) -> Geometry:
 
     Raises RefusedError for a variant that would hang or does not fit.
     """
-    tokens, warpgroups, blocks, ways, stages, resident, turns = (
-        config[key] for key in ("tokens", "warpgroups", "blocks", "ways", "stages", "resident", "turns")
+    tokens, warpgroups, blocks, ways, stages, resident, turns, shares = (
+        config[key] for key in ("tokens", "warpgroups", "blocks", "ways", "stages", "resident", "turns", "shares")
     )
     form, lines = format_of(problem), warpgroups // max(ways, 1)
-    parts, threads = lines * blocks, 128 * (warpgroups + 1)
+    parts, threads, steps = lines * blocks, 128 * (warpgroups + 1), form.places[1]
+    shares = min(shares, steps) if config["runs"] or config["splits"] == 1 else 1
     if warpgroups % ways or parts not in (1, 2, 4):
         raise RefusedError(f"{warpgroups} warpgroups, {ways} for {blocks} x 64 rows: a block has 64, 128 or 256 rows")
-    if turns > 1 and ways > 1:
-        raise RefusedError(f"turns={turns}, ways={ways}: parts of k have a consumer each, or one has all; take turns=1")
+    if max(turns, shares) > 1 and ways > 1:
+        each = "turns" if turns > 1 else "shares"
+        raise RefusedError(
+            f"{each}={config[each]}, ways={ways}: parts of k have a consumer each, or one has all; take {each}=1"
+        )
     if stages < 2 * ways or stages % ways:
         raise RefusedError(
             f"stages={stages}, ways={ways}: a consumer hands a stage back when it has the next one, and would wait for "
@@ -68,7 +72,7 @@ def _geometry(name: str, problem: Problem, config: Config) -> Geometry:
         )
     sums = lines * blocks * tokens * 64 * 4  # bytes
     stays = config["runs"] > 0 or problem.groups > 0  # for many tiles: results have room of their own
-    ring = stages * (tokens * STEP * 2 + parts * form.chunk) + (ways - 1) * sums
+    ring = stages * (tokens * STEP * 2 + parts * form.chunk) + (ways - 1 + (shares > 1)) * sums
     results = parts * tokens * 144
     shared = (ring + results if stays else max(ring, results)) + 16 * stages + 4 * lines
     if shared > most_shared(resident):
@@ -76,8 +80,8 @@ def _geometry(name: str, problem: Problem, config: Config) -> Geometry:
             f"{shared} bytes of shared memory: each of {resident} blocks of a multiprocessor has "
             f"{most_shared(resident)}; take fewer stages"
         )
-    steps, tiles = form.places[1], -(-problem.n // (64 * parts)) * most_across(problem, tokens)
-    splits = 0 if config["runs"] else min(config["splits"], steps)
+    tiles = -(-problem.n // (64 * parts)) * most_across(problem, tokens)
+    splits = 0 if config["runs"] else 1 << min(config["splits"], steps).bit_length() - 1  # at most so many: a shift
     grid = min(config["runs"], tiles * steps) or tiles * splits
     cut = 0 if splits or problem.groups or problem.invariant else tiles_cut(tiles, steps, grid)
     if problem.groups:  # whose ends decide on the device whether blocks share tiles, unless they must not
@@ -90,7 +94,7 @@ def _geometry(name: str, problem: Problem, config: Config) -> Geometry:
     early = not config["late"]
     kind, _, special = form.kind.partition("_")
     levels = template("Levels", element(problem), kind.upper(), form.columns, special == "zeros", special == "close")
-    shape = tokens, warpgroups, blocks, ways, stages, resident, deep, early, stays, problem.groups > 0, turns
+    shape = tokens, warpgroups, blocks, ways, stages, resident, deep, early, stays, problem.groups > 0, turns, shares
     return Geometry(
         f"{name}.cu",
         instance(name, problem, template("QuantizedTiles", element(problem), levels, *shape)),
@@ -191,6 +195,7 @@ GEMM_QUANTIZED = (
             "runs": (0, 132, 264),
             "late": (0, 1),
             "turns": (0, 1, 2, 4),
+            "shares": (0, 1, 2, 4, 8),
         },
         lesson=(
             "With rows of W as the M side and tokens as the N side, a product of 8 tokens takes a sixteenth of the "

@@ -317,8 +317,11 @@ QUANTIZED = (
     *(QuantizedTile(tokens, 4, 1, 2, 8, 1) for tokens in (8, 16, 24, 32, 48, 64)),
     *(QuantizedTile(tokens, 4, 1, 1, 8, 1) for tokens in (8, 16, 24, 32, 48, 64)),
     *(QuantizedTile(tokens, 2, 1, 2, 8, 2) for tokens in (8, 16, 24, 32)),
-    *(QuantizedTile(tokens, 2, 1, 1, 8, 1) for tokens in (*range(80, 153, 8), 176, 256)),
+    *(QuantizedTile(tokens, 2, 1, 1, 8, 1) for tokens in (64, *range(80, 153, 8), 176, 256)),
 )
+
+
+GROUPED = (16, 24, 32, 48, 64, 80, 96)  # tokens of tiles of groups that have a W each, by four warpgroups
 
 
 class QuantizedCosts(NamedTuple):
@@ -338,7 +341,7 @@ class QuantizedCosts(NamedTuple):
     bring: float = 332  # of the thread that asks for a step
     free: float = 0.44  # of that, for the steps of the first ring
     latency: float = 2497  # from there until it has come
-    # Stages of a ring that wait to be handed back, where no consumers take turns: of 4 bits, and of 8.
+    # Stages of a ring that wait to be handed back, where no consumers take turns: of 4 bits, and of 8 or in an order.
     pending: tuple[float, float] = (2, 1)
     ahead: float = 0.23  # of the first ring's steps, which come while the launch before ends
     start: tuple[float, float] = (198, 154)  # of a launch, by blocks on a multiprocessor
@@ -349,6 +352,7 @@ class QuantizedCosts(NamedTuple):
     split: float = 871  # waiting for the blocks that share a tile
     part: float = 720  # of each of their parts
     exchange: float = 22.2  # bytes in a cycle of the sums that they write and read
+    inside: float = 64  # the same of those that wait in shared memory; not fitted
     # Rows and k from and up to which it takes less time to expand the weight first: 8192 rows by 14336 x 4096 take 1640
     # us by this kernel, 1510 by cuBLAS, and 41 to expand. With k = 28672 this kernel is the faster one.
     expanded_rows: int = 4096

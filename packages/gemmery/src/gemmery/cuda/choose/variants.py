@@ -8,7 +8,7 @@ from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gemmery.cuda.choose.data import QUANTIZED, QuantizedCosts, QuantizedTile, quantized_costs
+from gemmery.cuda.choose.data import GROUPED, QUANTIZED, QuantizedCosts, QuantizedTile, quantized_costs
 from gemmery.cuda.device import Device
 from gemmery.problem import Config, Problem
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 _CUT = 8  # steps that take as long as to add up the parts of a tile
 _STEP, _PART, _LINE = 128, 64, 144  # of k, rows of a chunk, bytes of a token's results of a chunk in shared memory
 _BRIEF = 40  # steps
+_FEWEST, _BOTH_WAYS = 8, 48  # tokens of a group, up to which the model chooses, and two ways have few tiles
+_FEW = 80  # tokens
 _ALONE = 152  # most tokens whose sums a consumer can hold twice
 _MANY = (1, 16, 32, 64, 128, 256, 512)  # tokens
 _WHOLE, _BLOCK = 233_472, 1024  # bytes of shared memory of a multiprocessor, and what each block takes beside its own
@@ -39,10 +41,20 @@ def variant_of(problem: Problem, form: Format, device: Device, part: Config = Ma
         rows, form = min(problem.m, mean + int(2 * mean**0.5)), form._replace(n=form.n * problem.groups)
     tight = problem.groups > 0 or problem.epilogue.endswith(("gelu", "silu"))
     order = _order(form, device) if problem.invariant else ()
+    order = (order[0], 1) if order and problem.groups else order  # no blocks share the k of a group
     choice = dict(_best(rows, form, device, order, tight, tuple(part.items()))[1])
     if problem.groups:
         choice |= {"splits": 1, "runs": 0}  # the device decides
-        if choice["resident"] == 2 and not order:
+        # A product is as wide as a group is long, so a wide tile costs room alone. Where tiles of 256 rows would leave
+        # multiprocessors idle, those of 128: 8 experts of 2048 x 7168 with 16 tokens each take 21.5 us, not 29.0.
+        many = form.n > 256 * device.sms
+        tokens = min((each for each in GROUPED if each >= rows), default=0)
+        tile = QuantizedTile(tokens, 4, 1, 1 if many else 2, 8, 1)
+        if not many and tokens > _BOTH_WAYS:
+            tile = QuantizedTile(GROUPED[-1], 2, 1, 1, 8, 1)
+        if tokens and rows > _FEWEST and not (order or part) and stages(form, tile, True):
+            choice |= {**tile._asdict(), "stages": stages(form, tile, True)}
+        elif choice["resident"] == 2 and many and not order:
             choice["ways"] = 1  # a block has many tiles: twice the rows for each end of one
     while problem.groups and choice["stages"] > 2 * choice["ways"]:  # room for where groups end
         tile = QuantizedTile(*(choice[name] for name in QuantizedTile._fields))
@@ -61,10 +73,11 @@ def _best(
     pairs = [(tile, splits) for tile in tiles if not (tight and _spills(tile)) for splits in (0, 1, 2, 4, 8)]
     pairs = [(tile, splits) for tile, splits in pairs if suits(m, form, tile, splits, device, order)]
     costs, ways, parts = quantized_costs(device), *(order or (1, 1))
-    each = [(cycles(m, form, *pair, device, costs), pair) for pair in pairs or [(tiles[0], parts)]]
+    each = [(cycles(m, form, *pair, device, costs, order), pair) for pair in pairs or [(tiles[0], parts)]]
     least, (tile, splits) = min(each, key=lambda pair: pair[0])
     names = dict(zip(QuantizedTile._fields, tile, strict=True))
-    names |= {"stages": stages(form, tile, not splits), "splits": splits or 1}
+    shares = parts if splits <= 1 else 1
+    names |= {"stages": stages(form, tile, not splits, shares > 1), "splits": splits or 1, "shares": shares}
     names["runs"] = 0 if splits else device.sms * tile.resident
     names["turns"] = ways if tile.ways == 1 else 1
     return least if pairs else inf, tuple(names.items())
@@ -83,10 +96,14 @@ def expands(m: int, form: Format, device: Device) -> bool:
     return m >= costs.expanded_rows and form.k <= costs.expanded_depth
 
 
-def shared_bytes(form: Format, tile: QuantizedTile, depth: int, stays: bool) -> int:
-    """Return the bytes of shared memory of a block with so many stages; results have their own if it `stays`."""
+def shared_bytes(form: Format, tile: QuantizedTile, depth: int, stays: bool, keeps: bool = False) -> int:
+    """Return the bytes of shared memory of a block with so many stages.
+
+    Results have their own if it `stays`, and so have sums of a part of k if it `keeps` them for the next one's.
+    """
     parts = tile.warpgroups // tile.ways * tile.blocks
-    ring = depth * (tile.tokens * _STEP * 2 + parts * form.chunk) + (tile.ways - 1) * parts * tile.tokens * _PART * 4
+    sums = (tile.ways - 1 + keeps) * parts * tile.tokens * _PART * 4
+    ring = depth * (tile.tokens * _STEP * 2 + parts * form.chunk) + sums
     results = parts * tile.tokens * _LINE
     return (ring + results if stays else max(ring, results)) + 16 * depth + 4 * tile.warpgroups
 
@@ -96,11 +113,11 @@ def most_shared(resident: int) -> int:
     return _WHOLE // resident - _BLOCK
 
 
-def stages(form: Format, tile: QuantizedTile, stays: bool = False) -> int:
+def stages(form: Format, tile: QuantizedTile, stays: bool = False, keeps: bool = False) -> int:
     """Return the stages of a tile that fit; 0 if there are too few."""
     depth = tile.stages
     least = max(2 * tile.ways, 3)
-    while depth >= least and shared_bytes(form, tile, depth, stays) > most_shared(tile.resident):
+    while depth >= least and shared_bytes(form, tile, depth, stays, keeps) > most_shared(tile.resident):
         depth -= tile.ways
     return depth if depth >= least else 0
 
@@ -123,7 +140,7 @@ def suits(m: int, form: Format, tile: QuantizedTile, splits: int, device: Device
     by one after the other, and in how many blocks.
     """
     spills = _spills(tile) or (tile.resident == 2 and tile.tokens == 16)  # the latter with zero points and NVFP4
-    if not stages(form, tile, not splits) or (splits == 0 and spills):
+    if not stages(form, tile, not splits, _keeps(splits, order)) or (splits == 0 and spills):
         return False
     tiles, steps = _tiles(m, form, tile), form.places[1]
     if tile.tokens < min(m, 32 if m <= 64 else 48) or (tile.tokens >= 2 * m and tile.tokens > 8):
@@ -137,7 +154,11 @@ def suits(m: int, form: Format, tile: QuantizedTile, splits: int, device: Device
         alone = tile.ways == 1 and tile.warpgroups == 2 and tile.tokens <= _ALONE
         if not (tile.ways == ways or alone) or 2 * ways * parts > max(steps, 2 * ways):
             return False
-        return splits == parts or (splits == 0 and parts == 1 and tiles > device.sms)
+        inside = parts == 1 or tile.ways == 1  # one block may have all parts
+        stays = splits == 0 and tiles > device.sms and tile.tokens >= _FEW
+        return splits == parts or (inside and (splits == 1 or stays))
+    if tile.ways == 1 and tile.warpgroups == 2 and tile.tokens < _FEW:  # only timed with an order
+        return False
     if splits == 0:
         return tiles > device.sms
     if splits > 1 and tile.ways == 4 and 4 * tiles > device.sms:
@@ -145,6 +166,11 @@ def suits(m: int, form: Format, tile: QuantizedTile, splits: int, device: Device
     if 2 * tile.ways * splits > max(steps, 2):
         return False
     return splits == 1 or tiles * splits <= device.sms * tile.resident
+
+
+def _keeps(splits: int, order: tuple[int, ...]) -> bool:
+    """Return True if a block has all parts of k that others would have."""
+    return splits <= 1 and order[1:] > (1,)
 
 
 def _spills(tile: QuantizedTile) -> bool:
@@ -172,7 +198,15 @@ def _tiles(m: int, form: Format, tile: QuantizedTile) -> int:
     return -(-form.n // rows) * -(-m // tile.tokens)
 
 
-def cycles(m: int, form: Format, tile: QuantizedTile, splits: int, device: Device, costs: QuantizedCosts) -> float:
+def cycles(
+    m: int,
+    form: Format,
+    tile: QuantizedTile,
+    splits: int,
+    device: Device,
+    costs: QuantizedCosts,
+    order: tuple[int, ...] = (),
+) -> float:
     """Return the cycles of a product: what takes longest in a step, over the steps of a block, and the ends of tiles.
 
     A step waits for the bytes of W from memory, for those of W and tokens from L2, for tensor cores, for the issue of
@@ -180,16 +214,17 @@ def cycles(m: int, form: Format, tile: QuantizedTile, splits: int, device: Devic
     """
     parts, steps = tile.warpgroups // tile.ways * tile.blocks, form.places[1]
     tiles, slots, across = _tiles(m, form, tile), device.sms * tile.resident, -(-m // tile.tokens)
-    cut = 0 if splits else tiles_cut(tiles, steps, slots)
+    cut = 0 if splits or order else tiles_cut(tiles, steps, slots)
     rounds = -(-tiles * splits // slots) if splits else -(-(tiles - cut) // slots)  # of whole tiles
     at_once = min(tiles * splits, slots) if splits else slots
     beside = -(-at_once // device.sms)  # blocks of a multiprocessor
     w_bytes, x_bytes = parts * form.chunk, tile.tokens * _STEP * 2
     own = rounds * steps / splits if splits else rounds * steps + cut * steps / slots
-    depth, store = stages(form, tile, not splits), parts * _PART * tile.tokens * 2 / costs.store
+    keeps = _keeps(splits, order)
+    depth, store = stages(form, tile, not splits, keeps), parts * _PART * tile.tokens * 2 / costs.store
     first = min(depth, own)
     hard = (form.kind, form.dtype) not in (("int4", "bf16"), ("int4_close", "f16")) or form.group in (16, 32)
-    pending = costs.pending[form.kind in ("int8", "e4m3")] if tile.ways == 1 else 0
+    pending = costs.pending[form.kind in ("int8", "e4m3") or bool(order)] if tile.ways == 1 else 0
     step = max(
         w_bytes * at_once / costs.memory * (costs.anew if cut else 1 / across),
         (w_bytes + x_bytes) * at_once / costs.l2,
@@ -201,6 +236,8 @@ def cycles(m: int, form: Format, tile: QuantizedTile, splits: int, device: Devic
     )
     total = (own - costs.ahead * first) * step + costs.start[tile.resident - 1] + costs.end + store
     total += (rounds - 1 + (cut > 0)) * (store + (costs.end if splits else costs.next)) + (cut > 0) * costs.cut
+    if keeps:
+        total += rounds * (order[1] - 1) * parts * _PART * tile.tokens * 8 / costs.inside
     if splits > 1 or cut:
         total += costs.split + costs.part * max(splits, 2) + parts * _PART * tile.tokens * 8 / costs.exchange
     return total

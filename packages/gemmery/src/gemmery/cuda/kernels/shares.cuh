@@ -25,10 +25,12 @@ struct Steps {
   }
 };
 
-// Tiles, tokens before rows, and who has them: `splits` blocks a tile; or, if that is 0, each block an equal run of the
-// steps of the first `shared` tiles, which may begin and end within one, and then whole ones of the others in turn.
+// Tiles, tokens before rows, and who has them: `splits` blocks a tile, 1 or 2 or 4 or 8; or, if that is 0, each block an
+// equal run of the steps of the first `shared` tiles, which may begin and end within one, and then whole ones of the
+// others in turn. A division is about 30 instructions of one warp, before the first of which nothing is asked for: few
+// tokens, with a few blocks a tile, need none.
 template <class Tiles> struct Share : Steps {
-  int across, splits, shared, run, more, tokens;
+  int across, splits, shift, shared, run, more, tokens;
 
   template <class P> __device__ __forceinline__ explicit Share(const P& p) : tokens(p.product.m) {
     const int blocks = gridDim.x, block = blockIdx.x;
@@ -36,27 +38,41 @@ template <class Tiles> struct Share : Steps {
     across = (p.product.m + Tiles::TOKENS - 1) / Tiles::TOKENS;
     splits = max(p.band, 0);
     shared = max(-p.band, 0);
-    run = shared * steps / blocks;
-    more = shared * steps % blocks;
-    set(begin_of(block), begin_of(block + 1));
-    const int whole = (p.product.n + Tiles::ROWS - 1) / Tiles::ROWS * across - shared;
-    if (!splits) last += (whole - block + blocks - 1) / blocks;
+    shift = splits ? 31 - __clz(splits) : 0;
+    run = more = 0;
+    if (splits) {
+      const int part = block & (splits - 1);
+      first = cut = block >> shift;
+      last = first + 1;
+      from = part * steps >> shift;
+      to = (part + 1) * steps >> shift;
+    } else {
+      run = shared * steps / blocks;
+      more = shared * steps % blocks;
+      set(begin_of(block), begin_of(block + 1));
+      const int whole = (p.product.n + Tiles::ROWS - 1) / Tiles::ROWS * across - shared;
+      last += (whole - block + blocks - 1) / blocks;
+    }
   }
   __device__ __forceinline__ SharedSpot at(int tile) const {
     if (tile > cut) tile = shared + int(blockIdx.x) + (tile - cut - 1) * int(gridDim.x);
+    if (across == 1) return {0, tile * Tiles::PARTS, 0, tokens};
     return {0, tile / across * Tiles::PARTS, tile % across * Tiles::TOKENS, tokens};
   }
-  __device__ __forceinline__ int begin_of(int block) const {
-    if (splits) return block / splits * steps + block % splits * steps / splits;
-    return block * run + min(block, more);
-  }
+  __device__ __forceinline__ int begin_of(int block) const { return block * run + min(block, more); }
   __device__ __forceinline__ int block_of(int step) const {
     int of_longer = more * (run + 1);
     return step < of_longer ? step / (run + 1) : more + (step - of_longer) / run;
   }
-  __device__ __forceinline__ int first_block(int tile) const { return splits ? tile * splits : block_of(tile * steps); }
+  __device__ __forceinline__ int first_block(int tile) const {
+    return splits ? tile << shift : block_of(tile * steps);
+  }
   __device__ __forceinline__ int last_block(int tile) const {
-    return splits ? (tile + 1) * splits - 1 : block_of((tile + 1) * steps - 1);
+    return splits ? (tile + 1 << shift) - 1 : block_of((tile + 1) * steps - 1);
+  }
+  // Whether this tile is the second one of which a block has a part.
+  __device__ __forceinline__ bool second_of(int block, int tile) const {
+    return !splits && begin_of(block) < tile * steps;
   }
 };
 
@@ -128,4 +144,5 @@ template <class Tiles> struct Experts : Steps {
   }
   __device__ __forceinline__ int first_block(int tile) const { return block_of(tile * steps); }
   __device__ __forceinline__ int last_block(int tile) const { return block_of((tile + 1) * steps - 1); }
+  __device__ __forceinline__ bool second_of(int block, int tile) const { return begin_of(block) < tile * steps; }
 };

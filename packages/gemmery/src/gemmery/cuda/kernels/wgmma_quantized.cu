@@ -18,12 +18,12 @@
 // of several W, that ends where the launch before may say. STAYS: a block may have many tiles. TURNS: parts of k whose
 // sums one consumer adds up as those of so many ways, so that bits are the same.
 template <class T, class Of, int N, int COUNT, int EACH, int SHARING, int DEPTH, int AT_A_TIME, bool IS_DEEP,
-          bool IS_EARLY, bool IS_STAYING, bool HAS_GROUPS, int ALONE>
+          bool IS_EARLY, bool IS_STAYING, bool HAS_GROUPS, int ALONE, int INSIDE>
 struct QuantizedTiles {
   using L = Of;
   static constexpr bool GROUPED = HAS_GROUPS, STAYS = IS_STAYING;
   static constexpr int TOKENS = N, WARPGROUPS = COUNT, BLOCKS = EACH, WAYS = SHARING, STAGES = DEPTH;
-  static constexpr int RESIDENT = AT_A_TIME, STEP = 128, TURNS = ALONE;
+  static constexpr int RESIDENT = AT_A_TIME, STEP = 128, TURNS = ALONE, SHARES = INSIDE;
   static constexpr bool DEEP = IS_DEEP, EARLY = IS_EARLY;
   static constexpr int CONSUMERS = WARPGROUPS * 128, THREADS = CONSUMERS + 128;
   // Of what the block was launched with: a setmaxnreg that asks for more than the others gave back waits for ever.
@@ -34,7 +34,10 @@ struct QuantizedTiles {
   static constexpr int BAND = 4;  // chunks of 64 rows that lie together for each step of k
   static constexpr int X_BYTES = TOKENS * STEP * 2, W_BYTES = PARTS * L::CHUNK;
   static constexpr int SUMS = BLOCKS * TOKENS / 2, QUADS = SUMS / 4, EXCHANGED = SUMS * 128 * 4;
-  static constexpr int RING = STAGES * (X_BYTES + W_BYTES), EXCHANGE = RING + (WAYS - 1) * LINES * EXCHANGED;
+  static constexpr int RING = STAGES * (X_BYTES + W_BYTES);
+  static constexpr int EXCHANGE = RING + (WAYS - 1 + (SHARES > 1)) * LINES * EXCHANGED;
+  // Of operands that are unpacked in turn; with many tokens four consumers have registers for one, and overlap anyway.
+  static constexpr int SETS = WARPGROUPS == 4 && TOKENS >= (GROUPED ? 64 : 80) ? 1 : 2;
   static constexpr int PITCH = 144;  // bytes of a token's 64 results, and 16 so that a warp's are in all banks
   // Results leave through the ring; or, where the block fills it for the next tile meanwhile, by room behind it.
   static constexpr int STAGED = PARTS * TOKENS * PITCH, STAGED_AT = STAYS ? EXCHANGE : 0;
@@ -42,7 +45,7 @@ struct QuantizedTiles {
   static constexpr int AT_ONCE = QUADS > 4 ? 1 : QUADS > 2 ? 2 : 4;  // parts of a tile that are read together
   static constexpr int TABLE = BEHIND + (16 * STAGES + 4 * LINES + 7) / 8 * 8;  // of groups
   static_assert(BAND % PARTS == 0 && WARPGROUPS % WAYS == 0, "what a block needs of a step is one piece");
-  static_assert(TURNS == 1 || WAYS == 1, "parts have a consumer each, or one has all");
+  static_assert(TURNS * SHARES == 1 || WAYS == 1, "parts have a consumer each, or one has all");
   static_assert(STAGES % WAYS == 0 && STAGES >= 2 * WAYS, "a consumer else waits for a stage that it holds");
 };
 
@@ -139,11 +142,26 @@ template <class Tiles> struct Quads {
     float* s = of(sums, q);
     s[0] += more.x, s[1] += more.y, s[2] += more.z, s[3] += more.w;
   }
+  static __device__ __forceinline__ void clear(Sums sums, int q) {
+    float* s = of(sums, q);
+    s[0] = s[1] = s[2] = s[3] = 0;
+  }
   static __device__ __forceinline__ float4 get(Sums sums, int q) {
     const float* s = of(sums, q);
     return make_float4(s[0], s[1], s[2], s[3]);
   }
 };
+
+template <int N> struct Width { static constexpr int value = N; };
+
+// f of the narrowest of some widths of a product that holds so many tokens, MOST or fewer: a group may have few.
+template <int MOST, class F> __device__ __forceinline__ void narrowest(int tokens, F f) {
+  constexpr int LESS = MOST > 96 ? 96 : MOST > 16 ? (MOST - 1) / 16 * 16 : 8;
+  if constexpr (LESS < MOST) {
+    if (tokens <= LESS) return narrowest<LESS>(tokens, f);
+  }
+  f(Width<MOST>());
+}
 
 template <class Out> __device__ __forceinline__ unsigned pair_of(float low, float high) {
   if constexpr (SameAs<Out, bf16>::value) return ptx::cvt_rn_bf16x2_f32(low, high);
@@ -226,13 +244,14 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
       const int count = share.count(), first = min(count, STAGES), early = min(first, 2);
       if (ptx::elect_sync()) {  // the first copies are on their way before the consumers hear that there are barriers
         ptx::prefetch_tensormap(&p.a);
-        for (int i = 0; i < STAGES; ++i) ptx::mbarrier_init(full + 8 * i, 1);
+        for (int i = 0; i < 2; ++i) ptx::mbarrier_init(full + 8 * i, 1);
         ptx::fence_mbarrier_init();
 #pragma unroll 1
         for (int i = 0; i < early; ++i) {
           producer.bring_w(i);
           if (!AHEAD) producer.bring_x(p, i);
         }
+        for (int i = 2; i < STAGES; ++i) ptx::mbarrier_init(full + 8 * i, 1);
         for (int i = 0; i < STAGES; ++i) ptx::mbarrier_init(empty + 8 * i, LINES * 4);
         ptx::fence_mbarrier_init();
       }
@@ -275,7 +294,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
   ptx::computed_here(factors);
   ptx::computed_here(zeros);
   float sums[BLOCKS][TOKENS / 2];
-  unsigned a[2][4][4];
+  unsigned a[Tiles::SETS][4][4];
   L levels[BLOCKS];
   int stage = way;
   unsigned parity = 0;
@@ -299,6 +318,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
   for (int tile = share.first; tile < share.last; ++tile) {
     const int begin = share.begin(tile), stop = share.stop(tile);
     int next = begin + turn;
+    const int count = Tiles::GROUPED ? share.at(tile).end - share.at(tile).token : TOKENS;
     float row_factors[BLOCKS][2];
     auto fetch_factors = [&] {
       const SharedSpot spot = share.at(tile);
@@ -317,35 +337,58 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
       int before = -1;
       fetch();
 #pragma unroll 1
-      for (int part = 1; part <= Tiles::TURNS; ++part) {
-        const int end = Tiles::TURNS == 1 ? stop : begin + part_of<Tiles::TURNS>(stop - begin, part);
+      for (int inside = 0; inside < Tiles::SHARES; ++inside) {
+        const int from = begin + inside * (stop - begin) / Tiles::SHARES;
+        const int count_of = begin + (inside + 1) * (stop - begin) / Tiles::SHARES - from;
 #pragma unroll 1
-        for (; next < end; next += WAYS) {
-          const unsigned x = first_x + stage * (Tiles::X_BYTES >> 4);
+        for (int part = 1; part <= Tiles::TURNS; ++part) {
+          const int end = from + part_of<Tiles::TURNS>(count_of, part);
+#pragma unroll 1
+          for (; next < end; next += WAYS) {
+            const unsigned x = first_x + stage * (Tiles::X_BYTES >> 4);
 #pragma unroll
-          for (int piece = 0; piece < 2 * BLOCKS; ++piece) {
-            const int block = piece % BLOCKS, half = piece / BLOCKS;
-            ptx::wgmma_wait_group<1>();  // those that read these operands have ended, and soon all of the step before
-            if (piece == 1 && before >= 0) release(before);
-            levels[block].unpack(a[piece % 2], half);
-            ptx::wgmma_fence();
+            for (int piece = 0; piece < 2 * BLOCKS; ++piece) {
+              const int block = piece % BLOCKS, half = piece / BLOCKS;
+              ptx::wgmma_wait_group<Tiles::SETS - 1>();  // those that read these operands have ended
+              if (piece == 1 && before >= 0) release(before);
+              levels[block].unpack(a[piece % Tiles::SETS], half);
+              narrowest<TOKENS>(count, [&](auto width) {
+                using Sums = float(&)[decltype(width)::value / 2];
+                ptx::wgmma_fence();
 #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-              const unsigned at = x + half * (Tiles::X_BYTES >> 5) + j * NEXT_K<true>;
-              ptx::wgmma_mma_async<RegisterTypes<T, true>>(sums[block], a[piece % 2][j], whole_descriptor(at), 1);
+                for (int j = 0; j < 4; ++j) {
+                  const unsigned at = x + half * (Tiles::X_BYTES >> 5) + j * NEXT_K<true>;
+                  ptx::wgmma_mma_async<RegisterTypes<T, true>>(
+                      reinterpret_cast<Sums>(sums[block]), a[piece % Tiles::SETS][j], whole_descriptor(at), 1);
+                }
+                ptx::wgmma_commit_group();  // in each branch, as the fence: outside ptxas adds its own
+              });
             }
-            ptx::wgmma_commit_group();
+            before = stage;
+            if ((stage += WAYS) >= STAGES) stage -= STAGES, parity ^= 1;
+            if (next + WAYS < stop) fetch();
           }
-          before = stage;
-          if ((stage += WAYS) >= STAGES) stage -= STAGES, parity ^= 1;
-          if (next + WAYS < stop) fetch();
-        }
-        if constexpr (Tiles::TURNS > 1) {
-          ptx::wgmma_wait_group<0>();
+          if constexpr (Tiles::TURNS > 1) {
+            ptx::wgmma_wait_group<0>();
 #pragma unroll
-          for (int i = 0; i < SUMS; ++i) {
-            total[i] += sums[i / (TOKENS / 2)][i % (TOKENS / 2)];
-            sums[i / (TOKENS / 2)][i % (TOKENS / 2)] = part < Tiles::TURNS ? 0 : total[i];
+            for (int i = 0; i < SUMS; ++i) {
+              float& sum = sums[i / (TOKENS / 2)][i % (TOKENS / 2)];
+              total[i] += sum;
+              sum = part < Tiles::TURNS ? 0 : total[i];
+              if (Tiles::SHARES > 1 && part == Tiles::TURNS) total[i] = 0;
+            }
+          }
+        }
+        if constexpr (Tiles::SHARES > 1) {  // what a block would add up waits behind the ring: no register is left
+          ptx::wgmma_wait_group<0>();
+          float4* kept = reinterpret_cast<float4*>(shared + Tiles::RING) + line * QUADS * 128 + thread;
+#pragma unroll
+          for (int q = 0; q < QUADS; ++q) {
+            if (inside > 0) Q::add(sums, q, kept[q * 128]);
+            if (inside < Tiles::SHARES - 1) {
+              kept[q * 128] = Q::get(sums, q);
+              Q::clear(sums, q);
+            }
           }
         }
       }
@@ -399,7 +442,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
 #pragma unroll
           for (int i = 0; i < Tiles::AT_ONCE; ++i) {
             const int other = min(block + i, last);
-            const float4* from = parts + (2LL * other + (share.begin_of(other) < tile * share.steps)) * SLOT;
+            const float4* from = parts + (2LL * other + share.second_of(other, tile)) * SLOT;
 #pragma unroll
             for (int q = 0; q < QUADS; ++q) more[i][q] = __ldcg(from + q * 128);
           }

@@ -188,6 +188,16 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(10_000, 10, 10)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def rough_limits() -> None:
+    """Measure the machine's limits roughly: tests need any numbers, and true ones take 1 to 2 s for each type."""
+    if "gemmery" in sys.modules:
+        from gemmery import limits
+
+        limits._SMALLEST = limits._LARGEST = 4 << 20  # bytes
+        limits.ALONE_SECONDS, limits.TOGETHER_SECONDS = 0.0003, 0.002  # of a sample
+
+
 @pytest.fixture
 def collect() -> Callable[[], int]:
     """A garbage collection of what the test makes: one of all that has been made before takes 5 s late in a run."""

@@ -153,11 +153,11 @@ def test_what_a_block_has_handed_over_is_known_to_blocks_of_a_later_chunk(fence)
 def test_a_run_takes_less_than_twice_its_arrays(kernel):
     """With all that the emulator needs besides the caller's arrays, at 64 MiB, as docs/emulator.md says.
 
-    The first run compiles blocks, which takes some 64 MiB once; the second reads them from the cache.
+    The first run, of fewer blocks, compiles them, which takes some 64 MiB once; the second reads them from the cache.
     """
-    command = [sys.executable, str(BENCHMARK), "--mib", "64", kernel]
-    rows = [subprocess.check_output(command, text=True).splitlines()[-1].split() for _ in range(2)]
-    assert float(rows[1][-3]) < 2
+    for mib in ("16", "64"):
+        said = subprocess.check_output([sys.executable, str(BENCHMARK), "--mib", mib, kernel], text=True)
+    assert float(said.splitlines()[-1].split()[-3]) < 2
 
 
 @pytest.mark.parametrize("hashed", [0, 1 << 30])

@@ -39,6 +39,7 @@ def test_the_product_is_within_its_bound(shape):
     assert run.findings == ()
 
 
+@pytest.mark.many(2)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_no_order_of_blocks_and_warps_matters(seed):
     """Nothing is found, and the product is right."""

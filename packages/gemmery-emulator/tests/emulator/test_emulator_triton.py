@@ -65,6 +65,7 @@ def described(x, rows):
     return [tensor_map(x, (rows, x.shape[1]), swizzle=128), *shape, stride, np.int64(1)]
 
 
+@pytest.mark.many(2)
 @pytest.mark.parametrize("rows", [64, 128])
 def test_a_product(rows):
     signature = {"a": "*fp16", "b": "*fp16", "c": "*fp32", "n": "i32", "k": "i32"}
@@ -77,7 +78,8 @@ def test_a_product(rows):
         assert (abs(c - exact) <= 2.0**-18 * sizes).all()
 
 
-@pytest.mark.parametrize(("specialize", "threads"), [(False, 128), (True, 384)])
+@pytest.mark.many(2)
+@pytest.mark.parametrize(("specialize", "threads"), [(True, 384), (False, 128)])
 def test_attention_with_tensor_descriptors(specialize, threads):
     tensors = dict(zip("qkv", (f"tensordesc<fp16[{rows},64]>" for rows in (128, 64, 64)), strict=True))
     signature = {**tensors, "out": "*fp32", "length": "i32", "scale": "fp32"}

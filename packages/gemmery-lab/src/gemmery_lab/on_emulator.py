@@ -40,7 +40,6 @@ from gemmery_emulator.kernels.programs import prepared
 from gemmery_emulator.machine import LaunchConfig
 from gemmery_emulator.pace import Paced
 from gemmery_emulator.pace.warp_timeline import WarpTimeline
-from gemmery_emulator.run import EmulatedRun
 from gemmery_emulator.trace import Trace
 from gemmery_emulator.trace.selection import select
 from gemmery_lab import asked, experiments, measurements
@@ -226,7 +225,7 @@ def emulated_rung(rung: Rung, work: Work, card: Device, config: Mapping[str, int
     together = reduce(add, runs)
     steps = {name: (x.strides[1], x.strides[2]) for name, x in (("A", gemm.a), ("B", gemm.b))}
     drawn = select(trace, steps, "")
-    counts, bound = _counts(together), rung.bound_of(problem.dtype, problem.precision)
+    counts, bound = RungCounts.of(together), rung.bound_of(problem.dtype, problem.precision)
     rounding = measurements.TF32 if problem.precision == "tf32" else 0.0  # of A and B to 10 bits of fraction
     codes = (nvrtc.ptx(each.source, each.kernel, card.arch) for each in launch_of(rung, problem, full).launches)
     on = unit(work.dtype, (opcode for code in codes for opcode in sass.ptx_counts(code.text)))
@@ -266,33 +265,6 @@ def expects(rung: Rung, work: Work) -> bool:
 def takes_f32(rung: Rung) -> bool:
     """True for a rung that takes f32 itself, not only as tf32."""
     return any(not rung.refuses(Problem(m, 1, 1, "f32", "f32")) for m in (1, 2)) and "f32" in rung.dtypes
-
-
-def _counts(run: EmulatedRun) -> RungCounts:
-    moved, shared = run.global_, run.shared
-    return RungCounts(
-        flops=run.flops,
-        warp_instructions=sum(run.instructions.values()),
-        requests=moved.requests,
-        sectors=moved.sectors,
-        load_sectors_a_request=moved.loads.sectors_a_request,
-        store_sectors_a_request=moved.stores.sectors_a_request,
-        load_bytes_a_sector=moved.loads.used_a_sector,
-        store_bytes_a_sector=moved.stores.used_a_sector,
-        bytes=moved.bytes,
-        local_requests=run.local.requests,
-        wavefronts=shared.wavefronts,
-        shared_load_wavefronts=shared.loads.wavefronts,
-        shared_store_wavefronts=shared.stores.wavefronts,
-        wavefronts_ideal=shared.wavefronts_ideal,
-        bank_conflicts=shared.bank_conflicts,
-        branches=run.branches,
-        divergent_branches=run.divergent_branches,
-        load_requests=moved.loads.requests,
-        store_requests=moved.stores.requests,
-        copies=moved.bulk.requests,
-        copied_bytes=moved.bulk.used,
-    )
 
 
 def _remembered(name: str, work: Work, card: str, options: tuple[tuple[str, int], ...]) -> PredictedRung:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 
 from gemmery import display
 from gemmery.cuda.device import Device
 from gemmery_emulator.kernels.prediction import Prediction
+from gemmery_emulator.run import EmulatedRun
 from gemmery_emulator.trace.selection import Selection
+
+
+def _read(path: str) -> Any:
+    """A counter, 0 without a run, that `of` reads from one by the names of attributes."""
+    return field(default=0, metadata={"path": path})
 
 
 @dataclass(frozen=True)
@@ -20,27 +28,33 @@ class RungCounts:
     Adjacent accesses count as ptxas merges them. Caches are not modeled: bytes are those asked of L1.
     """
 
-    flops: int = 0  # executed; a multiply-add is two
+    flops: int = _read("flops")  # executed; a multiply-add is two
     warp_instructions: int = 0
-    requests: int = 0  # warps' accesses to global memory
-    sectors: int = 0  # of 32 bytes
-    load_sectors_a_request: float = 0.0
-    store_sectors_a_request: float = 0.0
-    load_bytes_a_sector: float = 0.0  # that a lane asked for
-    store_bytes_a_sector: float = 0.0
-    bytes: int = 0  # of global memory: 32 a sector
-    local_requests: int = 0  # to spilled registers and arrays of a thread
-    wavefronts: int = 0  # of shared memory
-    shared_load_wavefronts: int = 0
-    shared_store_wavefronts: int = 0  # with those of cp.async
-    wavefronts_ideal: int = 0  # of so many bytes, 128 each
-    bank_conflicts: int = 0
-    branches: int = 0  # conditional ones, by warp
-    divergent_branches: int = 0
-    load_requests: int = 0  # of threads to global memory, without bulk copies
-    store_requests: int = 0
-    copies: int = 0  # bulk and tensor copies, to shared memory and out of it
-    copied_bytes: int = 0  # that they move; a copy to several blocks counts once
+    requests: int = _read("global_.requests")  # warps' accesses to global memory
+    sectors: int = _read("global_.sectors")  # of 32 bytes
+    load_sectors_a_request: float = _read("global_.loads.sectors_a_request")
+    store_sectors_a_request: float = _read("global_.stores.sectors_a_request")
+    load_bytes_a_sector: float = _read("global_.loads.used_a_sector")  # that a lane asked for
+    store_bytes_a_sector: float = _read("global_.stores.used_a_sector")
+    bytes: int = _read("global_.bytes")  # of global memory: 32 a sector
+    local_requests: int = _read("local.requests")  # to spilled registers and arrays of a thread
+    wavefronts: int = _read("shared.wavefronts")  # of shared memory
+    shared_load_wavefronts: int = _read("shared.loads.wavefronts")
+    shared_store_wavefronts: int = _read("shared.stores.wavefronts")  # with those of cp.async
+    wavefronts_ideal: int = _read("shared.wavefronts_ideal")  # of so many bytes, 128 each
+    bank_conflicts: int = _read("shared.bank_conflicts")
+    branches: int = _read("branches")  # conditional ones, by warp
+    divergent_branches: int = _read("divergent_branches")
+    load_requests: int = _read("global_.loads.requests")  # of threads to global memory, without bulk copies
+    store_requests: int = _read("global_.stores.requests")
+    copies: int = _read("global_.bulk.requests")  # bulk and tensor copies, to shared memory and out of it
+    copied_bytes: int = _read("global_.bulk.used")  # that they move; a copy to several blocks counts once
+
+    @classmethod
+    def of(cls, run: EmulatedRun) -> RungCounts:
+        """Return the counters of a run."""
+        counters = {each.name: attrgetter(each.metadata["path"])(run) for each in fields(cls) if each.metadata}
+        return cls(warp_instructions=run.instructions.total(), **counters)
 
 
 @dataclass(frozen=True)

@@ -233,7 +233,7 @@ def test_the_loops_behind_the_peaks_compile_without_spills(arch):
 
 
 def test_a_step_of_a_peak_does_as_many_operations_as_its_instructions():
-    ptx = {key: nvrtc.compiled(row.source, row.kernel, "sm_90a").ptx for key, row in device_limits.UNITS.items()}
+    ptx = {key: nvrtc.ptx(row.source, row.kernel, "sm_90a").text for key, row in device_limits.UNITS.items()}
     for (dtype, unit), row in device_limits.UNITS.items():
         text = ptx[dtype, unit]
         if unit == device_limits.CUDA_CORES:

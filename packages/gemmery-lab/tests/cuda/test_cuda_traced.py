@@ -114,8 +114,8 @@ RUNGS = [
     ("simt_general", "f32", "f32", {"tile": 32}),
     ("simt_general", "f64", "f64", {"tile": 32}),
     ("wgmma_epilogue", "bf16", "bf16", WGMMA),
-    ("wgmma_epilogue", "f16", "f32", {**WGMMA, "bm": 64, "bn": 64}),
     ("wgmma_epilogue", "f16", "f16", {**WGMMA, "bn": 256}),
+    ("wgmma_epilogue", "f16", "f32", {**WGMMA, "bm": 64, "bn": 64}),
 ]
 KINDS = [
     [("matrix", ""), ("row", ""), ("number", "f32")],

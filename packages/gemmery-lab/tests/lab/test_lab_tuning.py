@@ -115,7 +115,7 @@ def test_a_run_that_keeps_every_constant_leaves_no_table(folder):
     second = Machine({"mc": MODEL.mc}).tune(asked=asked)
     assert second.path == ""
     assert not folder.exists()
-    assert "no table" in cli.measuring.tuning_in_words(second)
+    assert "no table" in cli.looking.tuning_in_words(second)
     other = folder / "other.json"
     folder.mkdir()
     other.write_text("{}")

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from gemmery.cpu import pool
+from gemmery_lab import cli
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(not pool.address(), reason="gemmery.numpy needs Linux")]
 SCRIPT = """
@@ -59,10 +60,11 @@ def test_an_exception_of_the_script_is_shown(folder):
     assert "no product of these types ran" in done.stderr
 
 
-def test_a_missing_script_and_an_unknown_type(folder):
-    done = gemmery(folder, "none.py", "--its-own")
-    assert done.returncode == 2
-    assert done.stderr.startswith("gemmery: script 'none.py': there is no such file")
+def test_a_missing_script_and_an_unknown_type(folder, capsys):
+    assert cli.run(["run", "none.py", "--its-own"]) == 2
+    assert capsys.readouterr().err.startswith("gemmery: script 'none.py': there is no such file")
+    assert cli.run(["run", "--types", "float128", __file__]) == 2
+    assert capsys.readouterr().err.startswith("gemmery: --types: dtype 'float128'")
     (folder / "package").mkdir()
     (folder / "package" / "__init__.py").touch()
     for wrong in (["package"], ["-m", "package"], ["-m", "no.such.module"]):
@@ -74,6 +76,3 @@ def test_a_missing_script_and_an_unknown_type(folder):
     assert done.returncode == 1
     assert "runs.py" in done.stderr
     assert done.stderr.endswith("No module named nowhere\ngemmery: no product of these types ran\n")
-    done = gemmery(folder, "--types", "float128", "script.py")
-    assert done.returncode == 2
-    assert done.stderr.startswith("gemmery: --types: dtype 'float128'")

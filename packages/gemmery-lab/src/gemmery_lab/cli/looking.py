@@ -1,4 +1,4 @@
-"""Commands that are no benchmarks: ladder diff and explain, inspect, doctor, verify, predict, run, emulate, faults."""
+"""Commands that are no benchmarks: tune, ladder diff and explain, inspect, doctor, verify, predict, warm, run."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from gemmery_lab.cli.parser import Action, As, Json, app, argument, ladder_app, 
 
 if TYPE_CHECKING:
     from gemmery_lab.inspection.records import AnyInspection
+    from gemmery_lab.tuning import Tuning
     from gemmery_lab.verification import Verification
 
 
@@ -105,6 +106,60 @@ def explain(
         return 0
 
     return run
+
+
+@app.command(**texts("tune"))
+def tune(
+    minutes: Annotated[float, option("tune.minutes")] = 10.0,
+    fresh: Annotated[bool, option("tune.fresh", "--fresh")] = False,
+    json: Json = False,
+) -> Action:
+    """Measure what gemmery otherwise takes from a model of the caches, and write a table that products then use.
+
+    Sizes of blocks, the limits between rungs, and the work that is worth another thread. No bit of a result depends on
+    the table. Run it while nothing else runs. After Ctrl-C the next run goes on where this one was.
+    """
+    if not 0 < minutes <= _MOST:
+        raise ArgumentError(f"--minutes {minutes:g}: it must be above 0 and at most {_MOST}")
+    return partial(_tune, minutes, fresh, json)
+
+
+_MOST = 24 * 60
+
+
+def _tune(minutes: float, fresh: bool, json: bool) -> int:
+    import gemmery_lab as lab
+
+    try:
+        with parser.bar() as progress:
+            tuning = lab.tune(minutes, fresh, lambda what, done, total: progress(done, total, what))
+    except KeyboardInterrupt:
+        sys.stderr.write("gemmery: interrupted; `gemmery tune` goes on where it was\n")
+        return parser.INTERRUPTED
+    sys.stdout.write(f"{as_json(tuning) if json else tuning_in_words(tuning)}\n")
+    return 0
+
+
+def tuning_in_words(tuning: Tuning) -> str:
+    """Return a line for each question, what makes them doubtful, and where the table is."""
+    from gemmery import load
+    from gemmery.cpu import target
+
+    lines = []
+    for each in tuning.outcomes:
+        changes = (
+            f"{key} {old:g}" + f" -> {each.after[key]:g}" * (old != each.after[key]) for key, old in each.before.items()
+        )
+        result = "not measured: give it more --minutes"
+        if each.score:
+            as_before = "kept; the best other one takes " * (each.before == each.after)
+            result = f"{as_before}{each.score.time:.3f} ± {each.score.spread:.3f} of the time"
+        lines.append(f"{each.question:30}{', '.join(changes):34}{result}")
+    cores, busy = target.cores(), max((each.score.busy for each in tuning.outcomes if each.score), default=0.0)
+    if busy > load.limit(cores):
+        lines.append(f"other processes used up to {busy:.1f} of {cores} cores: measure again on a quiet machine")
+    table = f"table: {tuning.path}" if tuning.path else "no table, since the model's constants stay"
+    return "\n".join([*lines, f"{tuning.seconds:.0f} s; {table}"])
 
 
 @app.command(**texts("inspect"))

@@ -1,8 +1,12 @@
-"""The commands that measure: ladder, bench, sweep, exhibit, tune."""
+"""The commands that measure or count: ladder, bench, sweep, exhibit."""
 
 from __future__ import annotations
 
 import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,8 +22,8 @@ from gemmery_lab.experiments import CHAIN, DISTRIBUTED, LADDER, SWEEPS
 
 if TYPE_CHECKING:
     from gemmery.ladder.exhibits import EmulatedExhibit, Exhibit
-    from gemmery_lab.measure.record import Run
-    from gemmery_lab.tuning import Tuning
+    from gemmery_lab.measure.record import OnStep, Run
+    from gemmery_lab.rung_counts import EmulatedLadder, EmulatedRung, PredictedRung
 
 SIZES = {device: ",".join(map(str, points.sizes)) for device, points in LADDER.points.items()}  # the defaults
 SWEPT_ON = {device: ", ".join(sweep.name for sweep in SWEEPS if device in sweep.devices) for device in ("cpu", "cuda")}
@@ -82,7 +86,7 @@ def ladder(
         predict = partial(lab.predicted_ladder, rung_names, (), plan.dtype, emulated_as, processes=processes)
         duration = expected(plan, larger=True)
         known = predict if emulated_as in predictable() else None
-        return partial(parser.counted, count, emulated_as, reason or "", output, duration, known)
+        return partial(counted, count, emulated_as, reason or "", output, duration, known)
     measure = partial(lab.ladder, rung_names, lengths, plan.dtype, threads, seconds, device=str(where), store=store)
     parser.check_store(store)
     special = sum(meant(rung, plan.dtype) is not None for rung, _ in plan.variants) if kind == "cpu" else 0
@@ -101,6 +105,58 @@ def _check_counting(context: Context) -> None:
     for name in ("seconds", "store"):
         if name in _on_command_line(context):
             raise ArgumentError(f"--{name}: the emulator measures no times; leave it out")
+
+
+def counted(
+    count: Callable[[OnStep[EmulatedRung]], EmulatedLadder],
+    card: str,
+    instead_of: str,
+    output: parser.Output,
+    expected: str = "",
+    predict: Callable[..., tuple[PredictedRung, ...]] | None = None,
+) -> int:
+    """Run the ladder on the emulator and show it; 1 when something is wrong, 130 after Ctrl-C.
+
+    `instead_of` is the reason why it does not run on a GPU, which is printed; "" when the emulator was asked for.
+    `predict` predicts the times of the same rungs on large products.
+    """
+    from gemmery_lab.asked import emulated_card
+    from gemmery_lab.measure import record
+    from gemmery_lab.report.emulated_tables import complaints, emulated_progress, show_emulated
+    from gemmery_lab.rung_counts import EmulatedLadder
+
+    partly = partial(EmulatedLadder, emulated_card(card), record.now())
+
+    def with_times(on_rung: OnStep[EmulatedRung]) -> EmulatedLadder:
+        if predict is None:
+            return count(on_rung)
+        counted = threading.Event()  # before it rungs are counted, and only that is shown
+
+        def tell(what: str, done: int, total: int, _: object) -> None:
+            if counted.is_set():
+                on_rung(f"predicting {what}", done, total, None)
+
+        with ThreadPoolExecutor(1) as beside:  # which waits for processes
+            times = beside.submit(predict, on_rung=tell)
+            ladder = count(on_rung)
+            counted.set()
+            return replace(ladder, predicted=times.result())
+
+    announce(instead_of, card)
+    ladder, interrupted = parser.followed(with_times, emulated_progress, show_emulated, partly, output, expected)
+    if output.has_page:
+        from gemmery_lab.report.ladder_steps import step_pages
+        from gemmery_lab.report.page import emulated_page
+
+        output.write("emulated", ladder.started, emulated_page(ladder), step_pages(ladder))
+    return parser.ended(interrupted, complaints(ladder))
+
+
+def announce(absent: str, card: str) -> None:
+    """Print that the emulator takes the place of a GPU, and why; nothing for "", where it was asked for."""
+    if absent:
+        instead = f"using the emulator as {card} instead, which counts instead of timing"
+        sys.stderr.write(f"gemmery: no CUDA device ({absent}): {instead}\n")
 
 
 @app.command(**texts("bench"))
@@ -216,7 +272,7 @@ def sweep(
     output = parser.Output(json, html, no_html)
     if emulated:
         count = partial(lab.emulated_sweep, experiment, rung_names, lengths, dtype, how.device)
-        return partial(parser.counted, count, how.device, "", output)
+        return partial(counted, count, how.device, "", output)
     measure = partial(lab.sweep, experiment, rung_names, lengths, dtype, threads, seconds, device=device, store=store)
     every = (*asked.registry("cpu"), *asked.registry("cuda"))
     duration = expected(plan) + parser.threads_in_words(threads)
@@ -305,64 +361,9 @@ def _count(exhibit: Exhibit, card: str, missing: str, output: parser.Output) -> 
     def show(runs: tuple[EmulatedExhibit, ...], console: Console) -> None:
         show_emulated_exhibit(exhibit, source, runs, console)
 
-    parser.announce(missing, card)
+    announce(missing, card)
     count = partial(lab.emulated_exhibit, exhibit.name, device=card)
     runs, interrupted = parser.followed(lambda on: count(on_config=on), exhibit_progress, show, tuple, output)
     if output.has_page:
         output.write("exhibit", record.now(), emulated_exhibit_page(exhibit, source, runs))
     return parser.ended(interrupted, [f"{exhibit.name} at {run.config} {line}" for run in runs for line in run.wrong])
-
-
-@app.command(**texts("tune"))
-def tune(
-    minutes: Annotated[float, option("tune.minutes")] = 10.0,
-    fresh: Annotated[bool, option("tune.fresh", "--fresh")] = False,
-    json: Json = False,
-) -> Action:
-    """Measure what gemmery otherwise takes from a model of the caches, and write a table that products then use.
-
-    Sizes of blocks, the limits between rungs, and the work that is worth another thread. No bit of a result depends on
-    the table. Run it while nothing else runs. After Ctrl-C the next run goes on where this one was.
-    """
-    if not 0 < minutes <= _MOST:
-        raise ArgumentError(f"--minutes {minutes:g}: it must be above 0 and at most {_MOST}")
-    return partial(_tune, minutes, fresh, json)
-
-
-_MOST = 24 * 60
-
-
-def _tune(minutes: float, fresh: bool, json: bool) -> int:
-    import gemmery_lab as lab
-    from gemmery_emulator.pages.writing import as_json
-
-    try:
-        with parser.bar() as progress:
-            tuning = lab.tune(minutes, fresh, lambda what, done, total: progress(done, total, what))
-    except KeyboardInterrupt:
-        sys.stderr.write("gemmery: interrupted; `gemmery tune` goes on where it was\n")
-        return parser.INTERRUPTED
-    sys.stdout.write(f"{as_json(tuning) if json else tuning_in_words(tuning)}\n")
-    return 0
-
-
-def tuning_in_words(tuning: Tuning) -> str:
-    """Return a line for each question, what makes them doubtful, and where the table is."""
-    from gemmery import load
-    from gemmery.cpu import target
-
-    lines = []
-    for each in tuning.outcomes:
-        changes = (
-            f"{key} {old:g}" + f" -> {each.after[key]:g}" * (old != each.after[key]) for key, old in each.before.items()
-        )
-        result = "not measured: give it more --minutes"
-        if each.score:
-            as_before = "kept; the best other one takes " * (each.before == each.after)
-            result = f"{as_before}{each.score.time:.3f} ± {each.score.spread:.3f} of the time"
-        lines.append(f"{each.question:30}{', '.join(changes):34}{result}")
-    cores, busy = target.cores(), max((each.score.busy for each in tuning.outcomes if each.score), default=0.0)
-    if busy > load.limit(cores):
-        lines.append(f"other processes used up to {busy:.1f} of {cores} cores: measure again on a quiet machine")
-    table = f"table: {tuning.path}" if tuning.path else "no table, since the model's constants stay"
-    return "\n".join([*lines, f"{tuning.seconds:.0f} s; {table}"])

@@ -10,12 +10,10 @@ import os
 import shlex
 import sys
 import tempfile
-import threading
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
     from gemmery.ladder.rung import Rung
     from gemmery_lab.measure.record import Measurement, OnEvent, OnStep, Run, RunEvent
     from gemmery_lab.report.terminal import Growing
-    from gemmery_lab.rung_counts import EmulatedLadder, EmulatedRung, PredictedRung
 
 INTERRUPTED = 130
 R = TypeVar("R")
@@ -296,58 +293,6 @@ def measured(
     if run.measurements and not (interrupted or skipped or any(each.seconds for each in run.measurements)):
         return ended(False, ["nothing was timed; the reasons are above"])
     return ended(interrupted, () if interrupted else outside(run))
-
-
-def counted(
-    count: Callable[[OnStep[EmulatedRung]], EmulatedLadder],
-    card: str,
-    instead_of: str,
-    output: Output,
-    expected: str = "",
-    predict: Callable[..., tuple[PredictedRung, ...]] | None = None,
-) -> int:
-    """Run the ladder on the emulator and show it; 1 when something is wrong, 130 after Ctrl-C.
-
-    `instead_of` is the reason why it does not run on a GPU, which is printed; "" when the emulator was asked for.
-    `predict` predicts the times of the same rungs on large products.
-    """
-    from gemmery_lab.asked import emulated_card
-    from gemmery_lab.measure import record
-    from gemmery_lab.report.emulated_tables import complaints, emulated_progress, show_emulated
-    from gemmery_lab.rung_counts import EmulatedLadder
-
-    partly = partial(EmulatedLadder, emulated_card(card), record.now())
-
-    def with_times(on_rung: OnStep[EmulatedRung]) -> EmulatedLadder:
-        if predict is None:
-            return count(on_rung)
-        counted = threading.Event()  # before it rungs are counted, and only that is shown
-
-        def tell(what: str, done: int, total: int, _: object) -> None:
-            if counted.is_set():
-                on_rung(f"predicting {what}", done, total, None)
-
-        with ThreadPoolExecutor(1) as beside:  # which waits for processes
-            times = beside.submit(predict, on_rung=tell)
-            ladder = count(on_rung)
-            counted.set()
-            return replace(ladder, predicted=times.result())
-
-    announce(instead_of, card)
-    ladder, interrupted = followed(with_times, emulated_progress, show_emulated, partly, output, expected)
-    if output.has_page:
-        from gemmery_lab.report.ladder_steps import step_pages
-        from gemmery_lab.report.page import emulated_page
-
-        output.write("emulated", ladder.started, emulated_page(ladder), step_pages(ladder))
-    return ended(interrupted, complaints(ladder))
-
-
-def announce(absent: str, card: str) -> None:
-    """Print that the emulator takes the place of a GPU, and why; nothing for "", where it was asked for."""
-    if absent:
-        instead = f"using the emulator as {card} instead, which counts instead of timing"
-        sys.stderr.write(f"gemmery: no CUDA device ({absent}): {instead}\n")
 
 
 def check_store(folder: Path | None) -> Path | None:

@@ -300,9 +300,12 @@ def _is_whole(value: object) -> bool:
 
 
 def compiled(geometry: Geometry, device: Device, config: Mapping[str, int]) -> CompiledLaunch:
-    """Compile a launch for a device. Raises CompileError, or DeviceError if NVRTC is not installed."""
-    program = nvrtc.compiled(geometry.source, geometry.kernel, device.arch)
-    resources = nvrtc.report(program.log, program.entry)
+    """Compile a launch for a device, or read it from the cache.
+
+    Raises CompileError, or DeviceError if NVRTC is not installed.
+    """
+    program = nvrtc.code(geometry.source, geometry.kernel, device.arch)
+    resources, ptx = program.report, nvrtc.ptx(geometry.source, geometry.kernel, device.arch).text  # kept beside it
     try:
         text, missing = sass.disassembled(program.cubin, program.entry), ""
     except DeviceError as error:
@@ -330,10 +333,10 @@ def compiled(geometry: Geometry, device: Device, config: Mapping[str, int]) -> C
         step=step,
         passes=passes,
         multiply_adds=sass.multiply_adds(step),
-        ptx_counts=sass.ptx_counts(program.ptx),
-        ptx=program.ptx,
+        ptx_counts=sass.ptx_counts(ptx),
+        ptx=ptx,
         sass=text,
         missing=missing,
         cluster=geometry.cluster,
-        roles=tuple(map(int, re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32\s+(\d+)", program.ptx))),
+        roles=tuple(map(int, re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32\s+(\d+)", ptx))),
     )

@@ -24,7 +24,6 @@ from gemmery_lab.measure.torch_operands import (
     Resident,
     Sets,
     Shared,
-    allocating,
     host_time,
     on_torch,
     put_by,
@@ -149,7 +148,7 @@ def _eight_bit_ways(resident: Resident, fast: bool) -> dict[str, Put]:
         def blocks(a: Any, b: Any, out: Any) -> Any:
             return by_recipes(a, b, *recipes, output_dtype=out.dtype, use_fast_accum=fast)
 
-        ways[f"torch.nn.functional.scaled_mm, use_fast_accum={fast}"] = allocating(stream, sets, blocks)
+        ways[f"torch.nn.functional.scaled_mm, use_fast_accum={fast}"] = put_by(stream, sets, blocks)
     return ways
 
 
@@ -170,7 +169,7 @@ def grouped_ways(resident: Resident) -> dict[str, Put]:
             if end > start:
                 torch.mm(a[start:end], matrix, out=out[start:end])
 
-    return {"torch._grouped_mm": allocating(stream, sets, grouped), "a loop of torch.mm": put_by(stream, sets, loop)}
+    return {"torch._grouped_mm": put_by(stream, sets, grouped), "a loop of torch.mm": put_by(stream, sets, loop)}
 
 
 def _tried(ways: Mapping[str, Put], resident: Resident) -> Placed:

@@ -7,14 +7,12 @@ the ratios with half their interquartile range. A smaller difference is a tie.
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
 from timeit import Timer
 from typing import TypeVar
 
@@ -70,33 +68,9 @@ class Comparison:
         return {rival: _ratio(self.seconds[name], rounds) for rival, rounds in self.seconds.items() if rival != name}
 
 
-def _quietly(loop: Callable[[int], int]) -> Sample:
-    """Run `loop` with the garbage collector off, after untimed calls."""
-
-    def sample(inner: int, warm: int) -> int:
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
-            if warm:
-                loop(warm)
-            return loop(inner)
-        finally:
-            if collecting:
-                gc.enable()
-
-    return sample
-
-
 def calls(function: Callable[[], object]) -> Sample:
-    """Return a sampler of `function()`, for work so long that one more Python call does not matter."""
-
-    def loop(inner: int) -> int:
-        start = time.perf_counter_ns()
-        for _ in repeat(None, inner):
-            function()
-        return time.perf_counter_ns() - start
-
-    return _quietly(loop)
+    """Return a sampler of `function()`."""
+    return expression("function()", {"function": function})
 
 
 def products(function: Callable[..., object], a: object, b: object, c: object | None) -> Sample:
@@ -105,30 +79,26 @@ def products(function: Callable[..., object], a: object, b: object, c: object | 
     The loop contains the call as a user would write it: a closure would cost 20 ns, and a product of 4x4 matrices
     takes 130 ns.
     """
-
-    def into(inner: int) -> int:
-        start = time.perf_counter_ns()
-        for _ in repeat(None, inner):
-            function(a, b, out=c)
-        return time.perf_counter_ns() - start
-
-    def fresh(inner: int) -> int:
-        start = time.perf_counter_ns()
-        for _ in repeat(None, inner):
-            function(a, b)
-        return time.perf_counter_ns() - start
-
-    return _quietly(fresh if c is None else into)
+    call = "function(a, b)" if c is None else "function(a, b, out=c)"
+    return expression(call, {"function": function, "a": a, "b": b, "c": c})
 
 
 def expression(text: str, names: Mapping[str, object]) -> Sample:
     """Return a sampler of a Python expression, written into the loop as a user would write it; `names` are its names.
 
+    The garbage collector is off in the loop.
+
     >>> expression("len(x)", {"x": [1, 2]})(10, 1) > 0
     True
     """
     timer = Timer(text, timer=time.perf_counter_ns, globals={**names})
-    return _quietly(lambda inner: int(timer.timeit(inner)))
+
+    def sample(inner: int, warm: int) -> int:
+        if warm:
+            timer.timeit(warm)
+        return int(timer.timeit(inner))
+
+    return sample
 
 
 @dataclass(frozen=True)

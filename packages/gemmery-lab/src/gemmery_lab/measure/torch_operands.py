@@ -261,12 +261,13 @@ def _matrix(view: View) -> View:
 
 
 def put_by(stream: AbstractContextManager[Any], sets: Sets, function: Callable[..., object]) -> Put:
-    """Return what launches `function(a, b, out=c)` on one set of operands."""
+    """Return what launches `function(a, b, out=c)` on one set of operands; results that it allocates are kept."""
+    results: list[object] = [None] * len(sets)
 
     def put(index: int) -> None:
         with stream:
             a, b, c = sets[index]
-            function(a, b, out=c)
+            results[index] = function(a, b, out=c)
 
     return put
 
@@ -298,18 +299,6 @@ def on_torch(resident: Resident) -> AbstractContextManager[Any]:
 def tensors(resident: Resident) -> Sets:
     """Return the operands as tensors; for a single product as matrices."""
     return [tuple(map(tensor, views)) for views in _views(resident)]
-
-
-def allocating(stream: AbstractContextManager[Any], sets: Sets, function: Callable[..., Any]) -> Put:
-    """Return what launches a function that allocates its result, and keeps one for each set of operands."""
-    results: list[Any] = [None] * len(sets)
-
-    def put(index: int) -> None:
-        with stream:
-            a, b, c = sets[index]
-            results[index] = function(a, b, c)
-
-    return put
 
 
 def torch_chain(views: Sequence[View]) -> Put:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from textwrap import wrap
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -17,7 +16,7 @@ from gemmery_emulator.pages import numerals
 from gemmery_lab.measure.record import Measurement, Run
 from gemmery_lab.report import words
 from gemmery_lab.report.sheet import Cell, Columns, Sheet, ratio, tabulate
-from gemmery_lab.report.terminal import Growing, styled
+from gemmery_lab.report.terminal import Growing, laid_out
 from gemmery_lab.report.words import banner, weighed
 
 Predicted = Sequence[tuple[Config, Mapping[str, int]]]  # each config with its counts
@@ -110,12 +109,7 @@ def _show(exhibit: Exhibit, source: str, sheet: Sheet, lines: Sequence[Text], co
     console.print()
     console.print(Text("\n".join(folded(source, console.width)), style="dim"))
     console.print()
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0))
-    for name in sheet.head:
-        table.add_column(name, justify="right")
-    for row in sheet.rows:
-        table.add_row(*map(styled, row))
-    for part in (table, *lines):
+    for part in (*laid_out(replace(sheet, title="", notes=()), console.width), *lines):
         console.print(part)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from gemmery_emulator.pages import numerals
@@ -85,6 +86,30 @@ def entry(
 def least(measurements: Iterable[Measurement]) -> float:
     """Return the least time of what ran."""
     return min((m.seconds for m in measurements if m.seconds), default=0.0)
+
+
+def pivoted(
+    measurements: Iterable[Measurement],
+    row: Callable[[Measurement], RowType],
+    column: Callable[[Measurement], str] = lambda m: m.kernel,
+) -> dict[RowType, dict[str, Measurement]]:
+    """Return records by row and column, in order of appearance."""
+    rows: dict[RowType, dict[str, Measurement]] = {}
+    for m in measurements:
+        rows.setdefault(row(m), {})[column(m)] = m
+    return rows
+
+
+def kernels(
+    rows: Mapping[RowType, Mapping[str, Measurement]], text: Callable[[Measurement], str]
+) -> Columns[tuple[RowType, Mapping[str, Measurement]]]:
+    """Return a column for each kernel of such rows, in which the fastest is marked."""
+
+    def cell(row: tuple[RowType, Mapping[str, Measurement]], kernel: str) -> Cell:
+        return entry(row[1].get(kernel), text, least(row[1].values()))
+
+    names = dict.fromkeys(name for by_kernel in rows.values() for name in by_kernel)
+    return [(words.kernel(name), partial(cell, kernel=name)) for name in names]
 
 
 def rate(measurement: Measurement) -> str:

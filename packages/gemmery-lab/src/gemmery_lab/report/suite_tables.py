@@ -15,11 +15,11 @@ from gemmery_lab.report.sheet import (
     Columns,
     Sheet,
     bandwidth,
-    entry,
-    least,
+    kernels,
     limits,
     measured,
     not_run,
+    pivoted,
     rate,
     ratio,
     share,
@@ -54,25 +54,18 @@ def _tournament(case: str, measurements: Sequence[Measurement]) -> Sheet:
     took_part = {m.kernel for m in measurements if m.seconds}
     absent = [m for m in measurements if m.kernel in words.RIVALS and m.kernel not in took_part]
     measurements = [m for m in measurements if m not in absent]
-    problems: dict[str, dict[str, Measurement]] = {}
-    for m in measurements:
-        problems.setdefault(f"{words.shape(m)}, {words.types(m)}", {})[m.kernel] = m
+    problems = pivoted(measurements, lambda m: f"{words.shape(m)}, {words.types(m)}")
     vectors = all(1 in (m.m, m.n) for m in measurements)
     short = all(m.seconds < 1e-4 and m.batch == 1 and (vectors or not m.unit) for m in measurements)
 
-    text = _duration if short else rate
-
-    def peak(by_kernel: dict[str, Measurement]) -> str:
-        ran = [m for m in by_kernel.values() if m.seconds]
+    def peak(row: tuple[str, Mapping[str, Measurement]]) -> str:
+        ran = [m for m in row[1].values() if m.seconds]
         return numerals.digits(words.reached(ran[0], ran[0].peak_gflops)) if ran else ""
 
-    columns = [
+    columns: Columns[tuple[str, Mapping[str, Measurement]]] = [
         ("product", lambda row: row[0]),
-        *(
-            (words.kernel(kernel), lambda row, kernel=kernel: entry(row[1].get(kernel), text, least(row[1].values())))
-            for kernel in dict.fromkeys(m.kernel for m in measurements)
-        ),
-        *([] if short else [("peak", lambda row: peak(row[1]))]),
+        *kernels(problems, _duration if short else rate),
+        *([] if short else [("peak", peak)]),
     ]
     notes = [
         f"{words.kernel(m.kernel)} did not run {problem}: {m.refused}"
@@ -161,13 +154,11 @@ def standing(ratio: float | None, spread: float) -> str:
 
 def by_case(heading: str, measurements: Sequence[Measurement]) -> list[Sheet]:
     """Return a row for each kernel, and product if there are several; a column for each way to prepare or run it."""
-    by_product: dict[tuple[object, ...], dict[str, Measurement]] = {}
-    for m in measurements:
-        if m.seconds:
-            by_product.setdefault((m.kernel, m.m, m.n, m.k, m.dtype), {})[m.case] = m
+    ran = [m for m in measurements if m.seconds]
+    by_product = pivoted(ran, lambda m: (m.kernel, m.m, m.n, m.k, m.dtype), lambda m: m.case)
     rows = [(next(iter(cases.values())), cases) for cases in by_product.values()]
     of_one = len({(m.kernel, m.dtype) for m, _ in rows}) == len(rows)  # product
-    ways = dict.fromkeys(m.case for m in measurements if m.seconds)
+    ways = dict.fromkeys(m.case for m in ran)
     columns: Columns[tuple[Measurement, dict[str, Measurement]]] = [
         ("kernel", lambda row: ", ".join([row[0].kernel, *([] if of_one else [words.shape(row[0])]), row[0].dtype])),
         *((way, lambda row, way=way: _duration(row[1].get(way))) for way in ways),
@@ -279,22 +270,16 @@ def tokens(heading: str, measurements: Sequence[Measurement]) -> Sheet:
 
     In brackets is the ratio to PyTorch's layers in the same rounds.
     """
-    by_case: dict[str, dict[str, Measurement]] = {}
-    for m in measurements:
-        by_case.setdefault(m.case, {})[m.kernel] = m
+    by_case, last = pivoted(measurements, lambda m: m.case), {m.kernel: m for m in measurements}
 
     def rate(m: Measurement) -> str:
         """Tokens a second, and the ratio to PyTorch's layers."""
         over = ratio(m, RIVAL)
         return numerals.digits(m.m / m.seconds) + (f" ({over})" if over else "")
 
-    last = {m.kernel: m for m in measurements}
-    columns: Columns[tuple[str, dict[str, Measurement]]] = [
+    columns: Columns[tuple[str, Mapping[str, Measurement]]] = [
         ("tokens a second", lambda row: row[0]),
-        *(
-            (words.kernel(kernel), lambda row, kernel=kernel: entry(row[1].get(kernel), rate, least(row[1].values())))
-            for kernel in last
-        ),
+        *kernels(by_case, rate),
     ]
     notes = [
         ", ".join(f"{name} {value:,}" for name, value in measurements[0].config.items()),

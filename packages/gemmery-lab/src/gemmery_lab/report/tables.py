@@ -23,10 +23,12 @@ from gemmery_lab.report.sheet import (
     bandwidth,
     entry,
     error,
+    kernels,
     least,
     limits,
     measured,
     not_run,
+    pivoted,
     rate,
     ratio,
     share,
@@ -189,17 +191,11 @@ def by_config(measurements: Sequence[Measurement], experiment: Experiment) -> Sh
 
 def by_size(measurements: Sequence[Measurement]) -> Sheet:
     """Return rates: a row for each n, a column for each kernel."""
-    by_place = {(m.n, m.kernel): m for m in measurements}
-    sizes = sorted({m.n for m in measurements})
-    best = {n: least(m for m in measurements if m.n == n) for n in sizes}
-    kernels = dict.fromkeys(m.kernel for m in measurements)
-    columns: Columns[int] = [
-        ("n", str),
-        *((words.kernel(name), lambda n, name=name: entry(by_place.get((n, name)), rate, best[n])) for name in kernels),
-    ]
+    rows = pivoted(sorted(measurements, key=lambda m: m.n), lambda m: m.n)
+    columns: Columns[tuple[int, Mapping[str, Measurement]]] = [("n", lambda row: str(row[0])), *kernels(rows, rate)]
     notes = not_run(measurements, lambda m: f"{m.kernel} at n = {m.n}")
     title = f"{words.rate(measurements[0])} against n, {words.types(measurements[0])}"
-    return tabulate(title, columns, sizes, [limits(measurements), *notes])
+    return tabulate(title, columns, rows.items(), [limits(measurements), *notes])
 
 
 def side(cache: int, dtype: str) -> float:

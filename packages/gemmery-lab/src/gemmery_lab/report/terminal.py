@@ -24,7 +24,7 @@ from gemmery_lab import experiments
 from gemmery_lab.experiments import LADDER
 from gemmery_lab.measure.record import MachineRecord, Measurement, Run
 from gemmery_lab.report import words
-from gemmery_lab.report.sheet import Cell, Sheet
+from gemmery_lab.report.sheet import Sheet
 from gemmery_lab.report.tables import IDEA, Results, results, sheets, tabulated, tree, walk
 from gemmery_lab.report.words import banner, doubts, fullest, gains, is_square, label, largest, over_fastest, speedup
 
@@ -232,7 +232,7 @@ def _table(sheet: Sheet, columns: Sequence[int], title: str | None = None) -> Ta
         justify: Literal["left", "right"] = "left" if label else "right"
         table.add_column(_heading(sheet, index), justify=justify, no_wrap=not label, overflow="fold")
     for row in sheet.rows:
-        table.add_row(*(styled(row[index]) for index in columns))
+        table.add_row(*(Text(row[index].text, style=STYLES[row[index].tone]) for index in columns))
     return table
 
 
@@ -240,11 +240,6 @@ def _heading(sheet: Sheet, index: int) -> str:
     """The heading of a column; of numbers one word a line, so that the column is as narrow as they are."""
     width = LABEL if index in sheet.left_aligned else NUMBER
     return "\n".join(wrap(sheet.head[index].replace("error/bound", "error/ bound"), width, break_long_words=False))
-
-
-def styled(cell: Cell) -> Text:
-    """Return a cell in the style of its tone."""
-    return Text(cell.text, style=STYLES[cell.tone])
 
 
 def _line(measurement: Measurement) -> str:

@@ -109,7 +109,7 @@ def row_columns(dtype: str) -> int:
 
 
 # The constants that limit B for elements of one byte and two.
-_NARROW_B = {"int8": "direct_int8", "uint8": "direct_int8", "int16": "direct_int16", "uint16": "direct_int16"}
+_NARROW_B = {row.name: f"direct_int{8 * row.size}" for row in dtypes.DTYPES if row.kind in "iu" and row.size <= 2}
 
 
 def direct_b(target: Target, dtype: str, m: int, n: int) -> float:

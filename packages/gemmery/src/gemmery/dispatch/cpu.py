@@ -20,7 +20,6 @@ from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.panels import fan
 from gemmery.cpu.split import most_alone
 from gemmery.cpu.target import (
-    COPIED,
     DOTS_K,
     FAN,
     SHALLOW,
@@ -307,8 +306,8 @@ def _direct(sample: Problem, threads: int) -> Iterator[Family]:
         if not built:
             return
         ends = {1, UNLIMITED}
-        if host().copies and n[1] == UNLIMITED:
-            ends.add(COPIED - 1)
+        if host().copied and n[1] == UNLIMITED:
+            ends.add(host().copied - 1)
         by_rows = n[1] == UNLIMITED and sample.dtype not in _NARROW_B  # the B of few columns is never large
         if by_rows:
             ends |= {rows_of_streams, *(rows for rows, _ in _STREAMED_FROM)}

@@ -16,7 +16,6 @@ from gemmery.cpu.launch import Blocks, Launch, Sharing
 from gemmery.cpu.panels import STACK, buffers, operands, whole, workspace_bytes
 from gemmery.cpu.split import Unit
 from gemmery.cpu.target import (
-    COPIED,
     DOTS_APART,
     DOTS_BLOCK,
     DOTS_ROWS,
@@ -418,7 +417,7 @@ def room_for_copies(target: Target, blocks: Blocks, m: int, n: int, k: int, size
     """Return blocks of `direct` with room, in bytes as `mc` too, for the copy of a block of B that no stack holds."""
     vectors = min(direct_tile(target)[1], -(-n // target.lanes(size)))
     room = min(k, blocks.kc) * vectors * target.vector_bytes
-    copies = target.copies and m >= COPIED and vectors > 1
+    copies = 0 < target.copied <= m and vectors > 1
     return blocks._replace(mc=room, workspace=room) if copies and room > STACK else blocks
 
 

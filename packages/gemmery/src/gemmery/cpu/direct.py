@@ -21,7 +21,7 @@ from gemmery.cpu.ir import Function, Module, Value, Var
 from gemmery.cpu.ir_types import SIZES, vector
 from gemmery.cpu.long_k import even
 from gemmery.cpu.panels import STACK
-from gemmery.cpu.target import COPIED, Target, direct_tile
+from gemmery.cpu.target import Target, direct_tile
 from gemmery.cpu.ukernel import SEMIRINGS, Product, added, multiply_add
 from gemmery.tuples import NamedTuple
 
@@ -292,11 +292,11 @@ def general(target: Target, dtype: str, semiring: str = "") -> Module:
     for width in widths:
         for mr in heights(target, width.nv, width.masked):
             _column(module, product, lanes, mr, width)
-        if target.copies:
-            _column(module, product, lanes, _WAYS, width, copies=True)
+        if _copies(target, width):
+            _column(module, product, lanes, _copying(target, width), width, copies=True)
         _rows(module, width, lanes, size)
     largest = max(heights(target, width.nv)[-1] * width.nv for width in widths)
-    if target.copies:
+    if target.copied:
         largest = max(largest, STACK // (lanes * size))
     with module.function("direct", ("ptr", "args")) as f:
         args = Args(f, f["args"])
@@ -343,16 +343,16 @@ def _rows(module: Module, width: _Width, lanes: int, size: int) -> None:
         # Each block of k of a B that is copied is one pass down the rows; a plain product needs no `room` for tiles.
         # A workspace of `mc` bytes has the copies that are too large for a thread's stack.
         copies, place = None, f["room"]
-        if module.target.copies:
+        if _copies(module.target, width):
             needs = f["block"] * row
             place = f.select(needs <= STACK, place, args.workspace)
-            copies = f["plain"] & (m - start >= COPIED) & (needs <= f.max(args.mc, STACK))
+            copies = f["plain"] & (m - start >= module.target.copied) & (needs <= f.max(args.mc, STACK))
         span = f.max(k, 1) if copies is None else f.select(copies, f["block"], f.max(k, 1))
         with f.loop(0, f.max(k, 1), span) as p:
             done, b, b_row, end = f.var(start), f.var(args.b + f["j"] * size), f.var(args.b_row), f.min(k - p, span) + p
             if copies is not None:
                 with f.if_(copies):
-                    done.value = start + _WAYS
+                    done.value = start + _copying(module.target, width)
                     f.call(
                         f"copying_{width.name}", f["args"], start, done.value, p, end, b.value, b_row.value, f["left"],
                         c, c_row, f["block"], place,
@@ -388,6 +388,16 @@ def _rows(module: Module, width: _Width, lanes: int, size: int) -> None:
 def _is_aside(f: Function, width: _Width) -> Value:
     """Return True if tiles of this width are stored by `finish`."""
     return f["plain"] ^ True if _stores_its_mask(f.target, width) else f.const("i1", 1)
+
+
+def _copies(target: Target, width: _Width) -> bool:
+    """Return True if the first tile of this width may copy what it reads of B."""
+    return target.copied > 0 and _stores_its_mask(target, width)
+
+
+def _copying(target: Target, width: _Width) -> int:
+    """Return the rows of that tile."""
+    return min(_WAYS, heights(target, width.nv, width.masked)[-1])
 
 
 def _stores_its_mask(target: Target, width: _Width) -> bool:

@@ -38,10 +38,11 @@ def sizes(target: Target, m: int) -> tuple[int, int]:
 
     For few rows, more of B is in flight. For more rows, each load and store of a sum serves more multiply-adds, and
     each number of A that is spread over a register more vectors (16 x 2048 x 2048, f64, Emerald Rapids: 2.7 ms by 8 x 2
-    and 8 x 3, 3.8 by 4 x 4; 64 rows: 10.4, 9.6 and 14.8).
+    and 8 x 3, 3.8 by 4 x 4; 64 rows: 10.4, 9.6 and 14.8). With AVX2 4 x 3 fill its 16 registers, with 10 loads and
+    stores for 12 multiply-adds, 4 x 2 with 8 for 8.
     """
     if target.isa != "avx512":
-        return 4, 2
+        return (4, 3) if target.isa == "avx2" else (4, 2)
     if m <= 6:
         return 8, 2
     return (8, 3) if target.is_intel else (4, 4)

@@ -110,9 +110,15 @@ class Target(NamedTuple):
         return self.isa == "avx512" and self.features >= {"amx_tile", "amx_bf16", "amx_int8"}
 
     @property
-    def copies(self) -> bool:
-        """True where `direct` copies the columns of B that many rows of A read: on Intel's cores with AVX-512."""
-        return self.is_intel and self.isa == "avx512"
+    def copied(self) -> int:
+        """The rows of A from which on the first tile of `direct` copies the columns of B that it reads; 0: never.
+
+        The tiles below read the copy. Rows of B a power of two apart share few sets of L1 (n = 128, f64: 8 of 64, so 96
+        of 256 lines stay), others straddle lines. Of MKL's speed on Emerald Rapids, one thread, in place and copied:
+        f64 n = 128 0.97, 1.03, 256 0.95, 1.13, 777 0.76, 1.00; 50 x 400 x 300 0.84, 0.98; 24 x 256 x 256 0.89, 0.88.
+        Zen 3, whose tiles have 4 rows and not 8, gains from copies 1.27 at n = 128, 1.21 at 37 x 402 x 223.
+        """
+        return {"avx512": 48 if self.is_intel else 0, "avx2": 16}.get(self.isa, 0)
 
     def lanes(self, size: int) -> int:
         """Return the number of elements of `size` bytes in a vector register."""
@@ -244,17 +250,10 @@ def deepest(target: Target) -> int:
     return k_block(target) * FAN
 
 
-# Rows of A from which on the first tile of `direct` copies the columns of B that it reads, for the tiles below, on
-# Intel's cores. Rows of B a power of two apart share few sets of L1 (n = 128, f64: 8 of 64, so 96 of 256 lines stay),
-# others straddle lines. Emerald Rapids, one thread, of MKL's speed, in place and copied: f64 n = 128 0.97, 1.03, 256
-# 0.95, 1.13, 777 0.76, 1.00; 50 x 400 x 300 0.84, 0.98; 24 x 256 x 256 0.89, 0.88.
-COPIED = 48
-
-
 def direct_tile(target: Target) -> tuple[int, int]:
     """Return (mr, nv) of the kernels that read A and B in place."""
     if target.isa == "avx512":
-        return (8, 3) if target.copies else (12, 2)
+        return (8, 3) if target.copied else (12, 2)
     return (4, 3) if target.isa == "avx2" else (4, 2)
 
 

@@ -174,7 +174,8 @@ def evaluated(graph: EpilogueGraph, sums: Sequence[Any], operands: Mapping[str, 
 
     Raises ArgumentError for casts to 8 bits.
     """
-    dtype, values = sums[0].dtype, list[Any]()
+    dtype = sums[0].dtype
+    values: list[Any] = []
     sums = [x.float() if dtype.itemsize < 4 else x for x in sums]
     whole = sums[0]
     for op, inputs, value in graph.nodes:

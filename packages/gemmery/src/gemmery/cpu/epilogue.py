@@ -135,10 +135,10 @@ def _sigmoid(f: Function, x: Value) -> Value:
 def _share(f: Function, x: Value) -> Value:
     """Return 1 / (1 + exp(-x)), some number for NaN: both sides of the fraction times a power of two."""
     form = _FORMATS[element_of(x.type)]
-    one = 1.0 if _has_scale(f, x) else 2.0**form.up
+    whole = 1.0 if _has_scale(f, x) else 2.0**form.up
     t = _magnitude(f, x, form.silent[1])
     small = _exp(f, f.emit(x.type, f"fneg {t}"), up=form.up)
-    return _divide(f, f.select(x < 0, small, f.const(x.type, one)), small + one)
+    return _divide(f, f.select(x < 0, small, f.const(x.type, whole)), small + whole)
 
 
 def exponential(f: Function, x: Value) -> Value:

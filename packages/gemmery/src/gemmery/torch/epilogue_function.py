@@ -58,8 +58,8 @@ class FusedProduct:
             )
         flat = rows(x)
         inputs = [self._flat(name, values[name], x) for name in names]
-        seen = torch._C._are_functorch_transforms_active() or have_tangents((flat, *weights, *inputs))
-        result: Any = self.in_parts if seen else partial(_FusedFunction.apply, self)
+        in_parts = torch._C._are_functorch_transforms_active() or have_tangents((flat, *weights, *inputs))
+        result: Any = self.in_parts if in_parts else partial(_FusedFunction.apply, self)
         result = result(len(weights), flat, *weights, *inputs)
         results = result if isinstance(result, tuple) else (result,)
         shaped = tuple(y.reshape(*x.shape[:-1], y.shape[-1]) for y in results)

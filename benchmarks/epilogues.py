@@ -96,7 +96,31 @@ def plain_cases(n, rounds, file, wanted):
             measure(f"{name} {n}", {key: form for key, form in forms.items() if form}, operands, rounds, file)
 
 
+def parts(n, rounds, file):
+    """What a residual and a second output cost, in parts: arithmetic, code on a row that caches hold, and bytes."""
+    operands = [(normal(n, n), normal(n, n), normal(n), normal(n, n)) for _ in range(turns(3 * 2 * n * n, 4))]
+    same, wide = operands[0][3], torch.randn(n, n, device="cuda")
+    functions = {
+        "traced c": lambda b, r: lambda_of,
+        "row": lambda b, r: residual_of(r=b, s=0.5),
+        "same row, matrix": lambda b, r: residual_of(r=b[None].expand(n, n), s=0.5),
+        "f32 matrix": lambda b, r: residual_of(r=wide, s=0.5),
+        "one r": lambda b, r: residual_of(r=same, s=0.5),
+        "matrix": lambda b, r: residual_of(r=r, s=0.5),
+        "two, plain": lambda b, r: pair_of,
+        "gelu b": lambda b, r: gelu_of(b=b),
+        "gelu": lambda b, r: plain_gelu,
+        "two, gelu": lambda b, r: outputs_of(b=b),
+    }
+    forms = {"bare": lambda x, w, b, r: gm.matmul(x, w.T)}
+    for name, of in functions.items():
+        forms[name] = lambda x, w, b, r, of=of: gm.matmul(x, w.T, epilogue=of(b, r))
+    measure("parts", forms, operands, rounds, file)
+
+
 lambda_of = gm.epilogue(lambda c: c * 1.0)
+pair_of = gm.epilogue(lambda c: (c * 2.0, c))
+plain_gelu = gm.epilogue(gm.gelu)
 
 
 def outputs_in_torch(c):
@@ -194,6 +218,8 @@ def main():
     args = parser.parse_args()
     wanted = args.cases.split(",")
     plain_cases(4096, args.rounds, args.to, wanted)
+    if "parts" in wanted:
+        parts(4096, args.rounds, args.to)
     if "tune" in wanted:
         tune([int(m) for m in args.rows.split(",")], 14336, 4096, args.rounds, args.to)
     if "training" in wanted:

@@ -4,10 +4,12 @@
     python benchmarks/experts.py gradients --tokens 1024,4096,32768
     python benchmarks/experts.py factors
     python benchmarks/experts.py codes --rows 1024,4096,8192
+    python benchmarks/experts.py gathered --tokens 1024,8192,32768
 
 `packed` times experts of 4 bits, `gradients` groups along k in bf16, `factors` the same in e4m3 with factors of 128;
-`codes` products of codes of 8 bits by weights of 4, beside PyTorch's linear layer in bf16; `tune` other variants of
-`packed`. Launches are in CUDA graphs, and operands take turns that together exceed 200 MB.
+`codes` products of codes of 8 bits by weights of 4, beside PyTorch's linear layer in bf16; `gathered` rows that an
+index gathers; `tune` other variants of `packed`. Launches are in CUDA graphs, and operands take turns that together
+exceed 200 MB.
 packages/gemmery/tests/gpu/test_gpu_experts.py compares values with float64.
 """
 
@@ -15,11 +17,12 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import torch
-from graph_times import ROTATED, say, time_of, turns
+from graph_times import ROTATED, captured, say, time_of, times, turns
 
 import gemmery as gm
 from gemmery.arrays import View
@@ -174,6 +177,26 @@ def gradients(tokens_of, groups_of):
         say(line)
 
 
+def gathered(tokens_of):
+    """Time groups of rows that an index gathers, the rows as they lie, and the copy of them."""
+    for (n, k), groups in (((2048, 7168), 8), ((7168, 2048), 8), ((1536, 2048), 64)):
+        weights = [torch.randn(groups, n, k, device="cuda").bfloat16() / 8 for _ in range(2)]
+        for tokens in tokens_of:
+            x = torch.randn(tokens, k, device="cuda").bfloat16() / 8
+            index, ends = torch.randint(0, tokens, (tokens,), device="cuda"), uneven(tokens, groups)
+            own, rival = partial(gm.grouped_matmul, x, offsets=ends), partial(torch._grouped_mm, offs=ends)
+            forms = {
+                "gm": partial(own, gather=index),
+                "gm bare": own,
+                "torch": lambda w, x=x, index=index, rival=rival: rival(x[index], w),
+                "torch bare": partial(rival, x),
+                "copy": lambda w, x=x, index=index: x[index],
+            }
+            graphs = [captured([partial(form, w.mT) for w in weights]).replay for form in forms.values()]
+            each = dict(zip(forms, (round(t / 2, 1) for t in times(graphs, 5)), strict=True))
+            say(json.dumps({"case": f"gather {groups} of {n}x{k} {tokens}", **each}))
+
+
 def factors():
     """Time groups along k in e4m3 with a factor for each 128 of k."""
     for (n, k), groups, tokens in itertools.product(SHAPES, (8,), (4096, 32768)):
@@ -201,11 +224,11 @@ def codes(rows_of):
             made, factors = gm.quantize_rows(x, kind)
             own = partial(gm.matmul, made, matrix, scale_a=factors, dtype="bfloat16")
             both = partial(_quantized, x, kind, matrix)
-            times = [time_of([call] * 4, 5) for call in (own, both, partial(torch.nn.functional.linear, x, wide))]
-            rate = 2 * rows * n * k / times[0] / 1e6
+            ways = own, both, partial(torch.nn.functional.linear, x, wide)
+            alone, with_codes, rival = (time_of([call] * 4, 5) for call in ways)
             say(
-                f"{kind} {n}x{k}, m={rows}: {times[0]:.1f} us, {rate:.0f} TFLOP/s, {times[2] / times[0]:.2f} of bf16 "
-                f"{times[2]:.1f}; with codes made {times[1]:.1f}, {times[2] / times[1]:.2f}"
+                f"{kind} {n}x{k}, m={rows}: {alone:.1f} us, {2 * rows * n * k / alone / 1e6:.0f} TFLOP/s, "
+                f"{rival / alone:.2f} of bf16 {rival:.1f}; with codes made {with_codes:.1f}, {rival / with_codes:.2f}"
             )
 
 
@@ -218,7 +241,7 @@ def _quantized(x, kind, matrix):
 def main():
     """Run what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("packed", "tune", "gradients", "factors", "codes"))
+    parser.add_argument("what", choices=("packed", "tune", "gradients", "factors", "codes", "gathered"))
     parser.add_argument("--groups", default="8,64")
     parser.add_argument("--rows", default="1,4,16,32,64")
     parser.add_argument("--tokens", default="1024,4096,32768")
@@ -227,7 +250,11 @@ def main():
         [int(x) for x in text.split(",")] for text in (options.groups, options.rows, options.tokens)
     )
     calls = {"factors": factors, "packed": lambda: packed(groups, rows), "codes": lambda: codes(rows)}
-    calls |= {"tune": lambda: tune(groups, rows), "gradients": lambda: gradients(tokens, groups)}
+    calls |= {
+        "gathered": lambda: gathered(tokens),
+        "tune": lambda: tune(groups, rows),
+        "gradients": lambda: gradients(tokens, groups),
+    }
     calls[options.what]()
 
 

@@ -135,6 +135,15 @@ def test_operands_of_every_kind_and_layout(rung, name, out, config, kinds, layou
         run(rung, gated(), shape, name, out, kinds, layout=layout, b=b, config=config)
 
 
+@pytest.mark.parametrize("name", ["f16", "bf16"])
+@pytest.mark.parametrize("layout", ["row", "padded"])
+def test_a_matrix_in_several_tiles_of_four_pieces(name, layout):
+    config = {**WGMMA, "bn": 256, "blocks": 2}
+    for shape in ((200, 520, 72), (264, 264, 200)):
+        run("wgmma_epilogue", gated(), shape, name, name, [("matrix", name), ("row", "f32"), ("number", "f32")],
+            layout=layout, config=config)  # fmt: skip
+
+
 @pytest.mark.many
 @pytest.mark.parametrize(("rung", "name", "out", "config"), RUNGS)
 @pytest.mark.parametrize("layout", ["row", "padded", "odd"])

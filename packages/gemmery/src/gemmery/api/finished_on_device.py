@@ -43,19 +43,12 @@ _THREADS, _BLOCKS = 256, 16  # of a block of traced_rows, and its blocks for eac
 
 
 class Fused(NamedTuple):
-    """The launch of a product and its function, and what maps of the second weight and output describe."""
+    """The launch of a function, or of a product and it, and what maps of the second weight and output describe."""
 
     run: Ready
     function: TracedFunction
-    maps: tuple[tensormaps.MapShape, ...]
-    matrices: int  # weights in the launch
-
-
-class RowsPass(NamedTuple):
-    """The launch of a function on rows of sums."""
-
-    run: Ready
-    function: TracedFunction
+    maps: tuple[tensormaps.MapShape, ...] = ()
+    matrices: int = 0  # weights in the launch
 
 
 def product(
@@ -274,11 +267,11 @@ def _fused(
         return None
     if a.dtype not in ("f16", "bf16", "f32") or resolved(options.precision, a.dtype, c.dtype, a.device):
         return None
-    staged = _is_staged(outputs)
+    staged, sums = _is_staged(outputs), View(0, c.shape, arrays.contiguous(c.shape, 4), "f32", c.device)
     terms = for_kernel(options._replace(batch_invariant=bool(options.batch_invariant), precision=None))
     call = DeviceCall(still(a), still(bs[0]), still(c), options=terms)
     for matrices in (2, 1) if len(bs) == 2 and bs[0].strides == bs[1].strides else (1,):
-        stored = [*values, *[_sums(c)] * (len(bs) - matrices), *outputs[1 + staged :]]
+        stored = [*values, *[sums] * (len(bs) - matrices), *outputs[1 + staged :]]
         vectors = tuple(_vector_of(each, n) for each in stored)
         low = bs[1].pointer & 15 if matrices == 2 else 0
         launch = _fused_launch(call, graph, vectors, len(bs), matrices, staged, low)
@@ -305,11 +298,6 @@ def _vector_of(z: View | float, n: int) -> int:
         return 1
     aligned = math.gcd(16, z.pointer, z.strides[0] if z.shape[0] > 1 else 16)
     return max(1, math.gcd(aligned // size, n))
-
-
-def _sums(c: View) -> View:
-    """Return sums in float32 for C, without memory."""
-    return View(0, c.shape, arrays.contiguous(c.shape, 4), "f32", c.device)
 
 
 def _run_fused(
@@ -402,7 +390,7 @@ def _rows(
 @table.once
 def _rows_launch(
     graph: EpilogueGraph, vectors: tuple[int, ...], shape: tuple[int, int], sums: str, element: str, device: str
-) -> RowsPass:
+) -> Fused:
     """Return the launch of traced_rows for sums that lie row after row."""
     (m, n), card = shape, driver.find(device)
     function = traced_function.function(graph, element, vectors, rows=True)
@@ -414,4 +402,4 @@ def _rows_launch(
     handle = int(driver.function("traced_rows.cu", kernel, card.ordinal))
     grid = min(m, _BLOCKS * card.sms), 1, 1
     launch = first_arguments(handle, grid, (_THREADS, 1, 1), 0)
-    return RowsPass(Ready([launch], argument, card.ordinal, 0, False, operands=function.size), function)
+    return Fused(Ready([launch], argument, card.ordinal, 0, False, operands=function.size), function)

@@ -35,6 +35,7 @@ class _Format(NamedTuple):
     saturated: float  # tanh of it is 1
     logarithm: int  # terms of the series of artanh
     erf: int  # terms of the series of erf up to 1
+    up: int  # 2**up times exp of a negative number that is not silent is a normal number
 
     @property
     def rounder(self) -> float:
@@ -60,9 +61,9 @@ _TAIL_DOUBLE = (
 _LN2_FLOAT = (0.693359375, -2.12194440e-4)
 _LN2_DOUBLE = (float.fromhex("0x1.62e42feep-1"), float.fromhex("0x1.a39ef35793c76p-33"))
 _FORMATS = {
-    "float": _Format("i32", 23, 127, 0xFFFFF000, _LN2_FLOAT, 8, _TAIL_FLOAT, (18.0, 110.0), 90.0, 10.0, 5, 12),
+    "float": _Format("i32", 23, 127, 0xFFFFF000, _LN2_FLOAT, 8, _TAIL_FLOAT, (18.0, 110.0), 90.0, 10.0, 5, 12, 110),
     "double": _Format(
-        "i64", 52, 1023, 0xFFFFFFFFF8000000, _LN2_DOUBLE, 14, _TAIL_DOUBLE, (40.0, 750.0), 710.0, 20.0, 12, 20
+        "i64", 52, 1023, 0xFFFFFFFFF8000000, _LN2_DOUBLE, 14, _TAIL_DOUBLE, (40.0, 750.0), 710.0, 20.0, 12, 20, 140
     ),
 }
 
@@ -124,15 +125,20 @@ def _gelu(f: Function, x: Value) -> Value:
 
 
 def _silu(f: Function, x: Value) -> Value:
-    t = _magnitude(f, x, _FORMATS[element_of(x.type)].silent[1])
-    small = _exp(f, f.emit(x.type, f"fneg {t}"))
-    return x * _divide(f, f.select(x < 0, small, f.const(x.type, 1)), small + 1.0)
+    return x * _share(f, x)
 
 
 def _sigmoid(f: Function, x: Value) -> Value:
-    t = _magnitude(f, x, _FORMATS[element_of(x.type)].silent[1])
-    small = _exp(f, f.emit(x.type, f"fneg {t}"))
-    return _keep_nan(f, x, _divide(f, f.select(x < 0, small, f.const(x.type, 1)), small + 1.0))
+    return _keep_nan(f, x, _share(f, x))
+
+
+def _share(f: Function, x: Value) -> Value:
+    """Return 1 / (1 + exp(-x)), some number for NaN: both sides of the fraction times a power of two."""
+    form = _FORMATS[element_of(x.type)]
+    whole = 1.0 if _has_scale(f, x) else 2.0**form.up
+    t = _magnitude(f, x, form.silent[1])
+    small = _exp(f, f.emit(x.type, f"fneg {t}"), up=form.up)
+    return _divide(f, f.select(x < 0, small, f.const(x.type, whole)), small + whole)
 
 
 def exponential(f: Function, x: Value) -> Value:
@@ -288,13 +294,17 @@ def _upper_tail(f: Function, t: Value) -> Value:
     form = _FORMATS[element_of(t.type)]
     # Rounding t * t would cost the exponential a relative error of t * t * u, so t * t is an exact square plus a rest.
     head = f.bitcast(_bits(f, t) & form.upper, t.type)
-    decay = _exp(f, head * head * -0.5, (t - head) * (t + head) * -0.5)
+    decay = _exp(f, head * head * -0.5, (t - head) * (t + head) * -0.5, form.up)
+    decay = decay if _has_scale(f, t) else decay * 2.0**-form.up
     inverse = _divide(f, f.const(t.type, 1), t + 4.0)
     return decay * (_polynomial(f, form.tail, (t - 4.0) * inverse) * inverse)
 
 
-def _exp(f: Function, high: Value, low: Value | None = None) -> Value:
-    """Return exp(high + low), low the smaller; the result may be subnormal."""
+def _exp(f: Function, high: Value, low: Value | None = None, up: int = 0) -> Value:
+    """Return exp(high + low), low the smaller; the result may be subnormal. Of negative numbers, 2**up times it.
+
+    Where the CPU has an instruction for 2**n, it is not multiplied by 2**up.
+    """
     form = _FORMATS[element_of(high.type)]
     total = high if low is None else high + low
     rounded = f.fma(total, f.const(high.type, 1 / math.log(2)), f.const(high.type, form.rounder))
@@ -302,17 +312,24 @@ def _exp(f: Function, high: Value, low: Value | None = None) -> Value:
     ln2 = [f.const(high.type, -part) for part in form.ln2]
     rest = f.fma(n, ln2[0], high)
     rest = f.fma(n, ln2[1], rest) if low is None else rest + f.fma(n, ln2[1], low)
-    return _scaled(f, _polynomial(f, tuple(1 / math.factorial(i) for i in range(form.terms)), rest), n, rounded)
+    return _scaled(f, _polynomial(f, tuple(1 / math.factorial(i) for i in range(form.terms)), rest), n, rounded, up)
 
 
-def _scaled(f: Function, x: Value, n: Value, rounded: Value) -> Value:
-    """Return x 2**n, rounded once; `rounded` is n plus the rounder."""
+def _has_scale(f: Function, x: Value) -> bool:
+    """Return whether one instruction multiplies such vectors by 2**n."""
+    return f.target.isa == "avx512" and lanes_of(x.type) * SIZES[element_of(x.type)] == 64
+
+
+def _scaled(f: Function, x: Value, n: Value, rounded: Value, up: int) -> Value:
+    """Return x 2**n, rounded once, or x 2**(n + up), which is normal; `rounded` is n plus the rounder."""
     form, element = _FORMATS[element_of(x.type)], element_of(x.type)
-    if f.target.isa == "avx512" and lanes_of(x.type) * SIZES[element] == 64:
+    if _has_scale(f, x):
         suffix = "ps" if element == "float" else "pd"
         every = Value(f, f"i{lanes_of(x.type)}", "-1")
         return f.intrinsic(f"llvm.x86.avx512.mask.scalef.{suffix}.512", x.type, x, n, x, every, f.const("i32", 4))
     integer = _bits(f, rounded) - _bits(f, f.const(x.type, form.rounder))
+    if up:
+        return x * f.bitcast((integer + (form.bias + up)) << form.exponent_at, x.type)
     half = integer >> 1  # without the sign, which the shift below would lose
     for part in (half, integer - half):
         x = x * f.bitcast((part + form.bias) << form.exponent_at, x.type)

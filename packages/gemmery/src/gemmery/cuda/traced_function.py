@@ -303,13 +303,16 @@ class _Writer:
         return f"{self._loads(used)}#pragma unroll\n    for (int x = 0; x < WIDTH; ++x) {{\n{steps}    }}\n"
 
     def _hold(self) -> str:
-        """The function that loads eight elements of an operand of 16 bits in advance."""
+        """The functions that load eight elements of operands of 16 bits in advance, and say where those of one lie."""
         lines = "".join(
             f"    if (which == {place}) return hold_eight(o.x{i}, min(at.i, at.m - 1) * int(o.x{i}_row), at.j, at.n);\n"
             for place, i in enumerate(self.early)
         )
         asks = "".join(f"    ptx::prefetch_global_L2(o.x{i} + at.i * o.x{i}_row + at.j);\n" for i in self.early)
         head = "  static __device__ __forceinline__ Chunk<unsigned, 4> hold(int which, const Operands& o, Spot at) {\n"
+        places = [f"o.x{i} + (min(at.i, at.m - 1) * int(o.x{i}_row) + min(at.j, at.n - 8))" for i in self.early]
+        place = "  static __device__ __forceinline__ const void* place(const Operands& o, Spot at) {\n"
+        head = f"{place}    return {(places or ['nullptr'])[0]};\n  }}\n{head}"
         ask = f"  static __device__ __forceinline__ void ask(const Operands& o, Spot at) {{\n{asks}  }}"
         return f"{head}{lines}    return {{}};\n  }}\n{ask}"
 

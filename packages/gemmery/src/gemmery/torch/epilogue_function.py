@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from gemmery.epilogues.gradient import COTANGENT, SUM, gradient
 from gemmery.epilogues.graph import EpilogueGraph, GraphBuilder, GraphOutput
 from gemmery.epilogues.trace import Epilogue, GraphEpilogue, epilogue
 from gemmery.errors import ArgumentError, brief
-from gemmery.torch.gradients import rows
+from gemmery.torch.gradients import evaluated, have_tangents, rows
 
 _Function: Any = torch.autograd.Function
 
@@ -35,16 +35,14 @@ class FusedProduct:
     def __call__(self, x: Any, weight: Any, /, **operands: Any) -> Any:
         """Return the epilogue's results for x @ weight, or for x @ weight[0] and x @ weight[1]; all have gradients.
 
-        `x` is (..., k), a weight (k, n). Operands are those of the epilogue, tensors or numbers. The backward pass does
-        not record gradients of its own.
+        `x` is (..., k), a weight (k, n). Operands are those of the epilogue, tensors or numbers. Second derivatives,
+        tangents and torch.func take the function's graph by PyTorch's functions, after the product.
 
-        Raises the errors of `gemmery.matmul`, and ArgumentError for a weight that is no matrix, and for second
-        derivatives.
+        Raises the errors of `gemmery.matmul`, and ArgumentError for a weight that is no matrix.
         """
         weights = weight if isinstance(weight, tuple) else (weight,)
         for z in (x, *weights):
-            unread = isinstance(z, torch.Tensor) and (z.is_nested or z.layout is not torch.strided)
-            if unread or torch._C._are_functorch_transforms_active():  # which ask torch.autograd for another form
+            if isinstance(z, torch.Tensor) and (z.is_nested or z.layout is not torch.strided):
                 viewed("x" if z is x else "weight", z)  # raises
             if not isinstance(z, torch.Tensor) or (z is x and not z.ndim) or (z is not x and z.ndim != 2):
                 raise ArgumentError(f"{brief(z)}: fused multiplies tensors, an x of (..., k) by weights of (k, n)")
@@ -60,10 +58,20 @@ class FusedProduct:
             )
         flat = rows(x)
         inputs = [self._flat(name, values[name], x) for name in names]
-        result = _FusedFunction.apply(self, len(weights), flat, *weights, *inputs)
+        in_parts = torch._C._are_functorch_transforms_active() or have_tangents((flat, *weights, *inputs))
+        result: Any = self.in_parts if in_parts else partial(_FusedFunction.apply, self)
+        result = result(len(weights), flat, *weights, *inputs)
         results = result if isinstance(result, tuple) else (result,)
         shaped = tuple(y.reshape(*x.shape[:-1], y.shape[-1]) for y in results)
         return shaped if len(shaped) > 1 else shaped[0]
+
+    def in_parts(self, count: int, x: Any, *tensors: Any) -> Any:
+        """Return the results by the operator `gemmery::matmul` and PyTorch's functions."""
+        sums = [torch.ops.gemmery.matmul(x, weight) for weight in tensors[:count]]
+        operands = dict(zip(self.epilogue.parameters[count:], tensors[count:], strict=True))
+        graph = self.epilogue.graph(count)
+        results = evaluated(with_kinds(graph, graph.operands, ""), sums, operands)
+        return tuple(results) if len(results) > 1 else results[0]
 
     def _flat(self, name: str, value: Any, x: Any) -> Any:
         """Return an operand that broadcasts to (..., m, n) as (rows, n). Raises ShapeError for one that does not."""
@@ -137,16 +145,13 @@ class _FusedFunction(_Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        if torch.is_grad_enabled():  # the terms that are not recorded would be lost without a word
-            raise ArgumentError(
-                f"create_graph=True: {ctx.fused.__name__}, which is fused, has no second derivatives; write it with "
-                "gemmery.torch.matmul and PyTorch's functions, which have them"
-            )
         x, *saved = ctx.saved_tensors
         weights, saved = saved[: ctx.count], saved[ctx.count :]
         tensors = iter(saved)
         values = [next(tensors) if number is None else number for number in ctx.numbers]
         sums = list(tensors)
+        if torch.is_grad_enabled():
+            return _recorded(ctx, (x, *weights, *values), gradients)
         operands = dict(zip(ctx.names, values, strict=True))
         operands |= {f"{COTANGENT}{i}": g.contiguous() for i, g in enumerate(gradients)}
         function, place = _function_of(f"the gradient of {ctx.fused.__name__}", ctx.derived, ctx.count)
@@ -176,12 +181,16 @@ class _FusedFunction(_Function):
         ]
         return None, None, grad_x, *grad_weights, *grads
 
-    @staticmethod
-    def jvp(ctx: Any, *_: Any) -> Any:
-        raise ArgumentError(
-            f"a tangent of forward-mode differentiation: {ctx.fused.__name__}, which is fused, has none; write it "
-            "with gemmery.torch.matmul and PyTorch's functions"
-        )
+
+def _recorded(ctx: Any, inputs: Sequence[Any], gradients: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the gradients of a product with an epilogue as functions of which PyTorch records gradients."""
+    result = ctx.fused.in_parts(ctx.count, *inputs)
+    results = result if isinstance(result, tuple) else (result,)
+    used = [(y, g) for y, g in zip(results, gradients, strict=True) if y.requires_grad]
+    needed = [x for x, is_needed in zip(inputs, ctx.needs_input_grad[2:], strict=True) if is_needed]
+    ys, gs = zip(*used, strict=True)
+    each = iter(torch.autograd.grad(ys, needed, gs, create_graph=True, allow_unused=True))
+    return None, None, *(next(each) if is_needed else None for is_needed in ctx.needs_input_grad[2:])
 
 
 def _gradient_of(weight: Any, x: Any, of_sum: Any) -> Any:
@@ -195,8 +204,7 @@ def _gradient_of(weight: Any, x: Any, of_sum: Any) -> Any:
 @lru_cache(maxsize=256)
 def _derived(graph: EpilogueGraph, names: frozenset[str]) -> tuple[EpilogueGraph, tuple[str, ...]]:
     """Return the gradient of a graph for the sums and operands of these names, and what its outputs are."""
-    derived, outputs = gradient(_with_columns(graph), set(names))
-    return derived, tuple(outputs)
+    return gradient(with_kinds(graph, graph.operands, ""), names)
 
 
 @lru_cache(maxsize=256)
@@ -204,11 +212,6 @@ def _function_of(name: str, derived: EpilogueGraph, count: int) -> tuple[GraphEp
     """Return a gradient as a function, and the place of each output in its results: those of c + b are one."""
     place = {output: i for i, output in enumerate(dict.fromkeys(derived.outputs))}
     return GraphEpilogue(name, derived._replace(outputs=tuple(place)), count), place
-
-
-def _with_columns(graph: EpilogueGraph) -> EpilogueGraph:
-    """Return a graph whose outputs have the kinds that follow from it."""
-    return with_kinds(graph, graph.operands, "")
 
 
 @lru_cache(maxsize=256)

@@ -139,6 +139,18 @@ __device__ __forceinline__ void hold_operands(unsigned (&held)[COUNT][PAIRS], co
   }
 }
 
+// Or a piece comes to a buffer of the warp, eight lanes a row, as `Staging` has the pieces of C there.
+template <class P, class T, class Out>
+__device__ __forceinline__ void bring_piece(unsigned buffer, const TmaProduct<T, Out>& p, Where at) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int row = threadIdx.x % 32 / 8 + i * 4, chunk = threadIdx.x % 8;
+    const Spot spot = {at.row + row, at.column + chunk * 8, p.product.m, p.product.n};
+    ptx::cp_async<16>(buffer + row * P::ROW + ((chunk ^ row % 8) << 4), Function::place(operands_of(p), spot), true);
+  }
+  ptx::cp_async_commit_group();
+}
+
 // Exchanges them among the four lanes, so that each has its pairs: those of 8 columns that one lane has are of all
 // four.
 template <int COUNT, int PAIRS> __device__ __forceinline__ void exchange_held(unsigned (&held)[COUNT][PAIRS]) {
@@ -482,6 +494,19 @@ template <class P> struct Staging {
         ptx::st_shared_v2(to, odd ? part[odd_at] : part[even_at], odd ? part[odd_at + 1] : part[even_at + 1]);
       }
     }
+  }
+
+  // A piece that was brought, as `stage` has it; PENDING pieces may still be under way.
+  template <int PENDING> __device__ __forceinline__ void unstage(unsigned (&part)[P::EACH], unsigned from) const {
+    const int lane = threadIdx.x % 32;
+    const unsigned first = lane % 16 * P::ROW + ((lane / 16 ^ key(lane % 16)) << 4);
+    ptx::cp_async_wait_group<PENDING>();
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < P::EACH / 4; ++i) {
+      ptx::ldmatrix_x4(reinterpret_cast<unsigned(&)[4]>(part[4 * i]), from + (first ^ 32 * i));
+    }
+    __syncwarp();
   }
 
   // Element by element, a column for each lane, for a C that no map describes, and rows in front of another group's.

@@ -8,6 +8,7 @@ struct Operands {};
 struct Function {
   enum { SUMS = 1, STATISTICS = 0, HELD = 0, STAGED = 0, SHORT = 0 };
   static __device__ __forceinline__ Chunk<unsigned, 4> hold(int, const Operands&, Spot) { return {}; }
+  static __device__ __forceinline__ const void* place(const Operands&, Spot) { return nullptr; }
   static __device__ __forceinline__ void ask(const Operands&, Spot) {}
   template <class Math, bool HOLDS = false, int WIDTH, class S>
   static __device__ __forceinline__ void apply(S (&)[WIDTH], const S (&)[WIDTH], const Operands&, Spot,

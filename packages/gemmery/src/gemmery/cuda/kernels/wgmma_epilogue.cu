@@ -62,14 +62,30 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
       hold_operands(held[piece % PLACES], p, {at.batch, at.row + P::row(piece), at.column + P::column(piece)});
     }
   };
+  constexpr bool STAGED = (EPILOGUE & TRACED) && Function::STAGED;
+  // Of four pieces, registers hold the third in advance, and the buffers for C, which are free then, the others: the
+  // last one follows the first.
+  constexpr bool BROUGHT = HOLDS && Function::HELD == 1 && P::COUNT == 4 && P::LEAVING == 0 && P::ROW == 128 &&
+                           P::BUFFERS == 2 && !P::SWAPPED && !STAGED;
+  auto bring_to = [&](int piece, Where at) {
+    const unsigned to = piece == 1 ? staging.other - staging.buffer : staging.buffer;
+    bring_piece<P>(to, p, {at.batch, at.row + P::row(piece), at.column + P::column(piece)});
+  };
   auto hold = [&](Where at) {
+    if constexpr (BROUGHT) {
+      if (threadIdx.x % 32 == 0) ptx::cp_async_bulk_wait_group_read<0>();
+      __syncwarp();
+      bring_to(0, at);
+      bring_to(1, at);
+      hold_operands(held[0], p, {at.batch, at.row + P::row(2), at.column + P::column(2)});
+      return;
+    }
 #pragma unroll
     for (int piece = 0; piece < HELD; ++piece) hold_piece(piece, at);
   };
   auto store = [&](const typename P::Part(&part)[P::EACH], int piece, Where at) {
     staging.template store<Tiles>(part, piece, p, at, shared, pipe.ring);
   };
-  constexpr bool STAGED = (EPILOGUE & TRACED) && Function::STAGED;
   auto pack_piece = [&](typename P::Part(&part)[P::EACH], int piece, Where at) {
     typename P::Part more[STAGED ? P::EACH : 1];
     Where of_piece = {at.batch, at.row + P::row(piece), at.column + P::column(piece)};
@@ -77,9 +93,16 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
     if constexpr (LOADED) {
       pack<EPILOGUE, P, 1>(part, consumer, piece, p, of_piece, loaded + P::column(piece) / 16);
     } else if constexpr (HOLDS) {
-      if (piece + HELD < P::COUNT) hold_piece(piece + HELD, at);
-      exchange_held(held[piece % PLACES]);
-      auto& ready = held[piece % PLACES];
+      auto& ready = held[BROUGHT ? piece != 2 : piece % PLACES];
+      if constexpr (BROUGHT) {
+        if (piece == 0) staging.template unstage<1>(ready[0], staging.buffer);
+        if (piece == 0) bring_to(3, at);
+        if (piece == 1) staging.template unstage<1>(ready[0], staging.other - staging.buffer);
+        if (piece == 3) staging.template unstage<0>(ready[0], staging.buffer);
+      } else if (piece + HELD < P::COUNT) {
+        hold_piece(piece + HELD, at);
+      }
+      if (!BROUGHT || piece == 2) exchange_held(ready);
       pack<EPILOGUE, P, 0, LOAD, true>(part, consumer, piece, p, of_piece, bias, of_rows[0], ready, more);
     } else {
       const float* factors = of_rows[FACTORED ? piece / P::ACROSS : 0];

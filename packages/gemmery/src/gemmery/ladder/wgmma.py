@@ -156,8 +156,8 @@ def _epilogue(name: str, problem: Problem, config: Config) -> Geometry:
         lines = not gpu.packed(problem) and choose.brings_lines(problem.transposed(), exchanged(tile))
         in_place = partial(_in_place, name, exchanged(tile), False, lines)
         return replace(gpu.library(in_place, problem.transposed(), config), tile=tile[:2], swapped=True)
-    apart = not gpu.packed(problem) and choose.takes_rows_apart(problem, tile, target(problem))
-    lines = not gpu.packed(problem) and not apart and choose.brings_lines(problem, tile)
+    lines = not gpu.packed(problem) and choose.brings_lines(problem, tile)
+    apart = not gpu.packed(problem) and not lines and choose.takes_rows_apart(problem, tile, target(problem))
     return gpu.library(partial(_in_place, name, tile, apart, lines), problem, config)
 
 

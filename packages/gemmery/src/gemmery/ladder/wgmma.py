@@ -112,13 +112,12 @@ def staged(
     operands: tuple[MapBox, ...] = (),  # (): as they lie
     of: str = "",  # the type in C++ of what is multiplied, where it is not that of the operands
     apart: bool = False,
-    lines: bool = False,
     room: int = 0,  # bytes of shared memory behind the pieces
     **others: Any,
 ) -> Geometry:
     """A kernel whose first warpgroup is the producer, and whose others stage pieces of C that tensor copies write."""
     cluster, matrices = tile.cm * tile.cn, choose.APART if apart else 1
-    fixed = element(problem), C_NAMES[problem.out], steps(problem), legal.tiling(problem, tile, warpgroups, apart, of, lines)
+    fixed = element(problem), C_NAMES[problem.out], steps(problem), legal.tiling(problem, tile, warpgroups, apart, of)
     kernel = template(f"{name}{'_cluster' * (cluster > 1)}", *fixed, *parameters)
     shared = legal.shared_bytes(problem, tile, warpgroups) + room
     boxes = operands or operand_boxes(problem._replace(m=problem.m // matrices), tile)
@@ -153,12 +152,10 @@ def _epilogue(name: str, problem: Problem, config: Config) -> Geometry:
     tile = _tile(config)
     check(legal.illegal(gpu.as_read(problem), tile))
     if is_swapped(tile.bm):
-        lines = not gpu.packed(problem) and choose.brings_lines(problem.transposed(), exchanged(tile))
-        in_place = partial(_in_place, name, exchanged(tile), False, lines)
+        in_place = partial(_in_place, name, exchanged(tile), False)
         return replace(gpu.library(in_place, problem.transposed(), config), tile=tile[:2], swapped=True)
-    lines = not gpu.packed(problem) and choose.brings_lines(problem, tile)
-    apart = not gpu.packed(problem) and not lines and choose.takes_rows_apart(problem, tile, target(problem))
-    return gpu.library(partial(_in_place, name, tile, apart, lines), problem, config)
+    apart = not gpu.packed(problem) and choose.takes_rows_apart(problem, tile, target(problem))
+    return gpu.library(partial(_in_place, name, tile, apart), problem, config)
 
 
 def _resolve(problem: Problem, config: Config) -> Config:
@@ -174,7 +171,7 @@ def _resolve(problem: Problem, config: Config) -> Config:
     return complete(complete(config, choices), {"blocks": device.sms})
 
 
-def _in_place(name: str, tile: Instance, apart: bool, lines: bool, problem: Problem, config: Config) -> Geometry:
+def _in_place(name: str, tile: Instance, apart: bool, problem: Problem, config: Config) -> Geometry:
     """The launch for operands that tensor copies read where they lie."""
     warpgroups, device = legal.consumers(problem, tile), target(problem)
     return staged(
@@ -186,7 +183,6 @@ def _in_place(name: str, tile: Instance, apart: bool, lines: bool, problem: Prob
         band=config["band"],
         ahead=choose.lines_ahead(problem, tile, device) or -choose.begins_at_once(problem, device),
         apart=apart,
-        lines=lines,
     )
 
 

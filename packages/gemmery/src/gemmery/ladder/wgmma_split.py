@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 from gemmery import dtypes
 from gemmery.cuda import choose
@@ -14,7 +13,7 @@ from gemmery.cuda.constants import BIAS_BYTES
 from gemmery.cuda.geometry import Geometry, MapBox, target, tiles
 from gemmery.errors import RefusedError
 from gemmery.ladder import wgmma
-from gemmery.ladder.gpu import gpu_rung, library, packed, packing, sums_in_f32
+from gemmery.ladder.gpu import gpu_rung, packing, sums_in_f32
 from gemmery.problem import Config, Problem
 
 _EXPECT = {"local_requests": 0, "bank_conflicts": 0}
@@ -50,11 +49,6 @@ def _refuses_streamk(problem: Problem) -> str:
 
 
 def _streamk(name: str, problem: Problem, config: Config) -> Geometry:
-    """The launches of any product, after one that packs what cannot be read where it lies."""
-    return library(partial(_streamk_in_place, name, not packed(problem)), problem, config)
-
-
-def _streamk_in_place(name: str, lies: bool, problem: Problem, config: Config) -> Geometry:
     """Clusters of `splits` blocks that stay: whole tiles for each block, then shared ones for each cluster."""
     tile, splits = Instance(config["bm"], config["bn"], config["stages"], 1, 1), config["splits"]
     wgmma.check(legal.split_refusal(tile, splits))
@@ -62,10 +56,7 @@ def _streamk_in_place(name: str, lies: bool, problem: Problem, config: Config) -
     blocks = min(tiles(problem, tile.bm, tile.bn)[0], most) * splits
     warpgroups = legal.consumers(problem, tile)
     wgmma.check(legal.refused(problem, tile, legal.shared_bytes(problem, tile, warpgroups)))
-    lines = lies and choose.brings_lines(problem, tile)
-    return wgmma.staged(
-        name, problem, tile, warpgroups, blocks, splits, cluster=splits, band=config["band"], lines=lines
-    )
+    return wgmma.staged(name, problem, tile, warpgroups, blocks, splits, cluster=splits, band=config["band"])
 
 
 def _resolve_streamk(problem: Problem, config: Config) -> Config:
@@ -205,7 +196,7 @@ SPLIT = (
             **dict.fromkeys(dtypes.FLOAT8, _in_parts(wgmma.aligned_sums_8_bits)),
             "int8": wgmma.exact_sums,
         },
-        geometry=_streamk,
+        geometry=packing(_streamk),
         resolve=_resolve_streamk,
         space={
             "bm": (0, 64, 128, 256),

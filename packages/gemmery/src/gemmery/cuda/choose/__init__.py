@@ -311,20 +311,6 @@ def takes_rows_apart(problem: Problem, tile: Instance, device: Device) -> bool:
     return -(-problem.m // (APART * rows)) * APART <= -(-problem.m // rows)
 
 
-def brings_lines(problem: Problem, tile: Instance) -> bool:
-    """Return True if warps bring whole lines of operands that lie in place, and no tensor copies parts of two.
-
-    >>> problem = Problem(100, 3000, 5000, "bf16", "bf16", b_layout="col")
-    >>> [brings_lines(problem._replace(k=k), Instance(64, 64, 12, 1, 1)) for k in (5000, 5120)]
-    [True, False]
-    """
-    demand, pieces = demand_of(problem), ROW // 8 // dtypes.get(problem.dtype).size
-    if problem.a_layout == "col" or problem.b_layout == "row" or problem.k % pieces or problem.scaled or problem.scales:
-        return False
-    alone = tile.cm * tile.cn == 1 and tile.bm not in (FEW, 192)
-    return alone and demand.a_more > 0 and demand.b_more > 0 and not traced_function.is_traced(problem)
-
-
 def shares_columns(problem: Problem, tile: Instance, device: Device) -> bool:
     """Return True if two blocks of a cluster share the columns of B of a tile of float32 in parts."""
     limits, rows = card(device), -(-problem.m // tile.bm)

@@ -51,11 +51,11 @@ def overlapped(problem: Problem, tile: Instance) -> bool:
     return dtypes.get(problem.out).size == 2 and tile.bm * tile.bn <= 256 * MOST_OVERLAPPED
 
 
-def tiling(problem: Problem, tile: Instance, warpgroups: Consumers, apart: bool = False, name: str = "", lines: bool = False) -> str:
+def tiling(problem: Problem, tile: Instance, warpgroups: Consumers, apart: bool = False, name: str = "") -> str:
     """Return the WgmmaTiles of wgmma.cuh, swapped if C is column-major; `name` is that of parts in C++, if any."""
     swapped = problem.c_layout == "col"
-    count = 9 if lines else 8 if swapped else 7 if apart else 6 if tile.cm * tile.cn > 1 else 4
-    shape = (*tile[:3], template("Consumers", *warpgroups), tile.cm, tile.cn, apart, swapped, lines)[:count]
+    count = 8 if swapped else 7 if apart else 6 if tile.cm * tile.cn > 1 else 4
+    shape = (*tile[:3], template("Consumers", *warpgroups), tile.cm, tile.cn, apart, swapped)[:count]
     return template("WgmmaTiles", name or element(problem), *layouts(problem), *shape)
 
 

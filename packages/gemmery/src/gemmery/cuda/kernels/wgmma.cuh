@@ -47,7 +47,7 @@ template <int COUNT, int WIDE = 32, int PIECES = 2> struct Consumers {
 // A block computes M x N of C from a ring of STAGES, each 128 bytes of k of A and of B. ROWS x COLUMNS blocks of a
 // cluster share them: a row of the cluster its rows of A, a column its columns of B.
 template <class Element, Layout A_LAYOUT, Layout B_LAYOUT, int M, int N, int DEPTH, class Consuming, int ROWS = 1,
-          int COLUMNS = 1, bool IS_APART = false, bool IS_SWAPPED = false, bool IS_BY_LINES = false>
+          int COLUMNS = 1, bool IS_APART = false, bool IS_SWAPPED = false>
 struct WgmmaTiles {
   using Consumers = Consuming;
   using T = Element;
@@ -76,8 +76,6 @@ struct WgmmaTiles {
   // The product is C' = B' A', whose elements are adjacent along columns: rows of C, in multiples of 8, are columns of
   // wgmma. 520 rows then need four tiles of 136, in place of five of 128.
   static constexpr bool SWAPPED = IS_SWAPPED;
-  // Rows of both operands straddle lines, and warps bring whole ones (lines.cuh).
-  static constexpr bool BY_LINES = IS_BY_LINES;
   // Threads of which one hands a stage back: a warpgroup's, which multiplies as one, or a warp's, if warps load A.
   static constexpr int TOGETHER = APART ? 32 : 128, RELEASES = WARPGROUPS * (128 / TOGETHER);
   static constexpr int PRODUCTS = 4;  // of a stage, 32 bytes of k each

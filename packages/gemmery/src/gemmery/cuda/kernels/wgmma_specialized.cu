@@ -43,7 +43,7 @@ template <class Tiles, int STAGING = 0> struct Pipeline {
     if (threadIdx.x == 0) {
       ptx::prefetch_tensormap(&p.a);
       ptx::prefetch_tensormap(&p.b);
-      init_ring<Tiles::STAGES>(full, empty, Tiles::RELEASES * place.LISTENERS, Tiles::BY_LINES ? 4 : 1);
+      init_ring<Tiles::STAGES>(full, empty, Tiles::RELEASES * place.LISTENERS);
     }
     place.sync();
     if (early) ptx::griddepcontrol_launch_dependents();
@@ -68,7 +68,7 @@ template <class Tiles, int STAGING = 0> struct Pipeline {
   }
   template <class P> __device__ __forceinline__ void begin_consumer(const P& p) const {
     begin_consumer();
-    if constexpr (!Tiles::BY_LINES) clear_absent<Tiles>(p, ring, warpgroup - 1);
+    clear_absent<Tiles>(p, ring, warpgroup - 1);
   }
 
   // Others may still hand stages back to this block.

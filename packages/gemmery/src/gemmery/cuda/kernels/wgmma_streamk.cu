@@ -126,17 +126,14 @@ __global__ void __cluster_dims__(SPLITS, 1, 1) __launch_bounds__(Pipeline<Tiles>
   if (pipe.warpgroup == 0) {
     pipe.begin_producer();
     pipe.wait_for_launches_before();
-    constexpr bool BY_LINES = Tiles::BY_LINES;
-    typename Select<BY_LINES, LineProducer<Tiles>, Producer<Tiles>>::type producer(pipe);
-    if (BY_LINES || threadIdx.x == 0) {
+    Producer<Tiles> producer(pipe);
+    if (threadIdx.x == 0) {
       for (; order.more(); order.next()) producer.bring_tile(p, order.tile, k.first, k.steps);
-      if constexpr (BY_LINES) producer.finish();
     }
     for (bool again = false; rest.more(); rest.next(), again = true) {
       if (M::APART || again) M::arrive();
       if (!M::APART && again) M::wait();  // all have read the sums of the tile before: the ring may be filled again
-      if (BY_LINES || threadIdx.x == 0) producer.bring_tile(p, rest.tile, part.first, part.steps);
-      if constexpr (BY_LINES) producer.finish();
+      if (threadIdx.x == 0) producer.bring_tile(p, rest.tile, part.first, part.steps);
       if (!M::APART) M::arrive();
       M::wait();
       M::arrive();

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import product
-from math import exp, gcd
+from math import ceil, exp, gcd
 from typing import TypeVar
 
 from gemmery import dtypes
@@ -321,7 +321,7 @@ def parts_pay(problem: Problem, in_registers: int, sms: int) -> bool:
     sides = ((m, in_registers & 1), (n, in_registers & 2))
     pre_pass = sum(batch * side * k * 8 / PRE_PASS[not fast] for side, fast in sides)
     waves = -(-m // 64) * -(-n // 64) * batch / sms
-    simt = max(SIMT_LEAST, problem.flops / SIMT[others] * max(1.0, 1 / waves) + SIMT_END)
+    simt = max(SIMT_LEAST, problem.flops / SIMT[others] * ceil(waves) / waves + SIMT_END)
     return max(HOST, LAUNCHES[others] + pre_pass + product) < simt
 
 

@@ -51,9 +51,31 @@ SizeClass = tuple[int, int, str, int, int, int, bool]  # by `choose.size_class`
 Winner = tuple[int, int, int, int, int, int]  # bm, bn, stages, cm, cn, splits
 
 
+class Residuals(NamedTuple):
+    """What measured times are to the model's, as logarithms: sums of these for a product and a tile (`cost.residual`).
+
+    Fitted by least squares to the tiles of 968 products on an H200 (benchmarks/tuning/survey-nvidia-h200.jsonl, runs 4,
+    5 and 9): k adjacent in A and B, of 16 bits, up to 512 rows, and sides in `sides`. In four parts of run 9, each
+    chosen for by a fit without it, the choice is 2.8 % above the fastest tile, and by the model alone 3.9 %.
+    """
+
+    classes: tuple[tuple[float, ...], ...]  # for each kind of tile, of each feature of a product
+    tiles: Mapping[tuple[int, ...], float]  # by bm, bn, stages, cm, cn, splits
+    rows: int = 512
+    sides: range = range(256, 8193)
+
+
+def residuals(path: Path) -> Residuals:
+    """Read the residuals of a card."""
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    tiles = {tuple(map(int, name.split(","))): value for name, value in stored["tiles"].items()}
+    return Residuals(tuple(map(tuple, stored["classes"])), MappingProxyType(tiles))
+
+
 class CardLimits(NamedTuple):
     """The thresholds of the choice for one card."""
 
+    residuals: Residuals | None = None
     # k from which a split may pay, for products of at most so many tiles of 128 x 64 a multiprocessor; the blocks of a
     # cluster that share the k of a tile, and the tiles whose k they share.
     split_depth: int = 1024
@@ -123,6 +145,7 @@ H200 = H100._replace(  # 344 x 2560 x 9728 takes 37 us by halves of k of tiles o
     lines_ahead=MappingProxyType({8: 8, 64: 8, 128: 8}),
     brief=(2048, 1 << 22),
     few_columns=16384,
+    residuals=residuals(Path(__file__).with_name("residuals.json")),
 )
 FAST_MEMORY = 4000  # GB/s from which a card is like an H200
 

@@ -156,8 +156,11 @@ def shared_turns(demand: Demand, tile: Instance, splits: int, sms: int) -> int:
 
 
 def at_a_time(cluster: int, sms: int) -> int:
-    """Return how many clusters of so many blocks run at a time; some of 4 do not find room together: 30 on 132."""
-    return sms // cluster if cluster <= 2 else sms // cluster * 10 // 11
+    """Return how many clusters of so many blocks run at a time; some of 4 do not find room together: 29 on 132.
+
+    30 take 1.33 times as long as 29 on an H200 (docs/findings/tile_model.md).
+    """
+    return sms // cluster if cluster <= 2 else sms // cluster * 8 // 9
 
 
 def grid(tiles: int, sms: int) -> int:

@@ -178,11 +178,15 @@ def modeled(problem: Problem, device: Device, split: bool = True, swapped: bool 
         cut = [(tile, splits) for tile, splits in cut if not fitted or (*tile[:5], splits) in fitted.tiles]
         choices += [each for each in cut if cost.shared_turns(demand, *each, device.sms)]
 
-    def time(choice: tuple[Instance, int]) -> tuple[float, int]:
-        more = cost.residual(demand, *choice, device.sms, fitted) if fitted else 1.0
-        return cost.cycles(demand, *choice, device) * more, -choice[0].stages
-
-    return min(choices, key=time)
+    times = [(cost.cycles(demand, *each, device), -each[0].stages, each) for each in choices]
+    if fitted:
+        near = fitted.near * min(times)[0]
+        times = [
+            (cycles * cost.residual(demand, *each, device.sms, fitted), stages, each)
+            for cycles, stages, each in times
+            if cycles <= near
+        ]
+    return min(times)[2]
 
 
 def fitted_for(problem: Problem, device: Device) -> Residuals | None:
@@ -206,9 +210,7 @@ def candidates(problem: Problem, demand: Demand, device: Device, swapped: bool =
     legals = legal.instances(_as_read(problem, demand))
     fitted = fitted_for(problem, device)
     timed = fitted.tiles if fitted else {}
-    known = [
-        tile for tile in legals if is_timed(tile) and ((*tile[:5], 1) in timed or is_known(tile, demand, device))
-    ]
+    known = [tile for tile in legals if is_timed(tile) and ((*tile[:5], 1) in timed or is_known(tile, demand, device))]
     full = [tile for tile in known if tile.bm * (tile.cm - 1) < demand.m and tile.bn * (tile.cn - 1) < demand.n]
     return full or known  # a product without elements has no rows for any
 

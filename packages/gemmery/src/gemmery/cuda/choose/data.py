@@ -54,15 +54,16 @@ Winner = tuple[int, int, int, int, int, int]  # bm, bn, stages, cm, cn, splits
 class Residuals(NamedTuple):
     """What measured times are to the model's, as logarithms: sums of these for a product and a tile (`cost.residual`).
 
-    Fitted by least squares to the tiles of 968 products on an H200 (benchmarks/tuning/survey-nvidia-h200.jsonl, runs 4,
-    5 and 9): k adjacent in A and B, of 16 bits, up to 512 rows, and sides in `sides`. In four parts of run 9, each
-    chosen for by a fit without it, the choice is 2.8 % above the fastest tile, and by the model alone 3.9 %.
+    Fitted by least squares to tiles of 1,368 products on an H200 (benchmarks/tuning/survey-nvidia-h200.jsonl, runs 4,
+    5, 10, 11): k adjacent in A and B, of 16 bits. On run 12, of other products, the choice takes 2.8 % longer than the
+    fastest tile, and by the model alone 5.9 %.
     """
 
     classes: tuple[tuple[float, ...], ...]  # for each kind of tile, of each feature of a product
     tiles: Mapping[tuple[int, ...], float]  # by bm, bn, stages, cm, cn, splits
     rows: int = 512
     sides: range = range(256, 8193)
+    near: float = 1.3  # times the least by the model, up to which a tile may be chosen
 
 
 def residuals(path: Path) -> Residuals:

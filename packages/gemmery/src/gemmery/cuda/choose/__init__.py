@@ -169,7 +169,8 @@ def outruns_gemv(problem: Problem, device: Device) -> bool:
 
 def modeled(problem: Problem, device: Device, split: bool = True, swapped: bool = True) -> tuple[Instance, int]:
     """Return the instance and split that take the fewest cycles by the model."""
-    demand, limits, fitted = demand_of(problem), card(device), fitted_for(problem, device)
+    demand, limits = demand_of(problem), card(device)
+    fitted = fitted_for(problem, demand, device)
     choices = [(tile, 1) for tile in candidates(problem, demand, device, swapped)]
     if split and (fitted or may_split(problem.m, problem.n, problem.k, problem.batch, device)):
         legals = legal.instances(_as_read(problem, demand))
@@ -189,16 +190,19 @@ def modeled(problem: Problem, device: Device, split: bool = True, swapped: bool 
     return min(times)[2]
 
 
-def fitted_for(problem: Problem, device: Device) -> Residuals | None:
+def fitted_for(problem: Problem, demand: Demand, device: Device) -> Residuals | None:
     """Return what was fitted to times of products like this one beside the model; None if there is nothing.
 
     >>> from gemmery.cuda.device import KNOWN
     >>> few = Problem(300, 4096, 1000, "bf16", "bf16", b_layout="col")
-    >>> [bool(fitted_for(few._replace(m=m), KNOWN[name])) for name in ("h200", "h100") for m in (300, 600)]
-    [True, False, False, False]
+    >>> others = few._replace(k=1024), few._replace(m=600)
+    >>> [bool(fitted_for(each, demand_of(each), KNOWN["h200"])) for each in (few, *others)]
+    [True, False, False]
     """
     fitted = card(device).residuals
     if fitted is None or problem.batch > 1 or not 0 < problem.m <= fitted.rows or problem.scales:
+        return None
+    if not straddles(demand):
         return None
     suits = kind(problem) == (2, 2, "TN") and problem.n in fitted.sides and problem.k in fitted.sides
     return fitted if suits else None
@@ -208,7 +212,7 @@ def candidates(problem: Problem, demand: Demand, device: Device, swapped: bool =
     """Return the instances that a product may have and the model knows; no block of a cluster lacks rows or columns."""
     is_timed = _timed(problem, demand, device, swapped)
     legals = legal.instances(_as_read(problem, demand))
-    fitted = fitted_for(problem, device)
+    fitted = fitted_for(problem, demand, device)
     timed = fitted.tiles if fitted else {}
     known = [tile for tile in legals if is_timed(tile) and ((*tile[:5], 1) in timed or is_known(tile, demand, device))]
     full = [tile for tile in known if tile.bm * (tile.cm - 1) < demand.m and tile.bn * (tile.cn - 1) < demand.n]

@@ -53,6 +53,8 @@ OVERLAPPING = ((160, 136, 136), tile(136, 128))  # 96 of 112 rows beyond the edg
         ((250, 264, 136), tile(136, 128, 2, 2)),  # blocks of a cluster share columns of B
         ((410, 136, 72), tile(200, 64, 2, 2)),
         ((337, 520, 200), {**tile(160, 64, 2, 2, 4), "blocks": 8}),
+        ((337, 328, 200), {**tile(160, 64, 2, 1, 4), "blocks": 8}),  # the last of four has 8 columns, and two have none
+        ((190, 520, 72), {**tile(96, 128, 2, 2, 4), "blocks": 8}),
         ((170, 264, 200), tile(80, 64, 3, 2, 2)),
         ((300, 264, 72), tile(80, 64)),
     ],

@@ -166,7 +166,7 @@ def test_shapes_are_spelled_as_sides(tune):
 def test_the_model_is_near_the_fastest_tiles(tune, file, most):
     """On average, over the sizes to which it was fitted and others; some choices were not timed."""
     device = KNOWN["h200" if file.endswith("h200") else "h100"]
-    tiles = {(*tile[:2], *tile[3:5]) for tile in INSTANCES}
+    tiles = {(*tile[:2], *tile[3:5]) for tile in INSTANCES if tile.known != "fitted"}  # for no H100
     times: dict[tuple, dict[tuple, float]] = {}
     for line in (ROOT / "benchmarks" / "tuning" / f"{file}.jsonl").read_text().splitlines():
         row = json.loads(line)

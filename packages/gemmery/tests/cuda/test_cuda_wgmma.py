@@ -129,7 +129,7 @@ def test_other_generations_are_refused():
 
 
 def test_clusters_that_run_at_a_time():
-    assert [at_a_time(blocks, 132) for blocks in (1, 2, 4, 8)] == [132, 66, 29, 14]
+    assert [at_a_time(blocks, 132) for blocks in (1, 2, 4)] == [132, 66, 30]
 
 
 def test_bounds_by_type():

@@ -187,7 +187,7 @@ def modeled(problem: Problem, device: Device, split: bool = True, swapped: bool 
             for cycles, stages, each in times
             if cycles <= near
         ]
-    return min(times)[2]
+    return min(times, key=lambda each: each[:2])[2]
 
 
 def fitted_for(problem: Problem, demand: Demand, device: Device) -> Residuals | None:

@@ -8,7 +8,7 @@ from math import ceil, exp, gcd, log2
 from typing import TypeVar
 
 from gemmery import dtypes
-from gemmery.cuda.choose.data import FEW, PARTS, Instance, Residuals, Tiling
+from gemmery.cuda.choose.data import FEW, PARTS, Instance, Residuals, Tiling, card
 from gemmery.cuda.device import KNOWN, Device
 from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
@@ -156,11 +156,8 @@ def shared_turns(demand: Demand, tile: Instance, splits: int, sms: int) -> int:
 
 
 def at_a_time(cluster: int, sms: int) -> int:
-    """Return how many clusters of so many blocks run at a time; some of 4 do not find room together: 29 on 132.
-
-    30 take 1.33 times as long as 29 on an H200 (docs/findings/tile_model.md).
-    """
-    return sms // cluster if cluster <= 2 else sms // cluster * 8 // 9
+    """Return how many clusters of so many blocks run at a time; some of 4 do not find room together: 30 on 132."""
+    return sms // cluster if cluster <= 2 else sms // cluster * 10 // 11
 
 
 def grid(tiles: int, sms: int) -> int:
@@ -188,7 +185,7 @@ def cycles(demand: Demand, tile: Instance, splits: int, device: Device) -> float
 
     start = START + LAST * area
     if splits == 1:
-        at_once = at_a_time(cluster, sms)
+        at_once = min(at_a_time(cluster, sms), card(device).fours if cluster == 4 else sms)
         rounds, rest = divmod(tiles, at_once)
         busy = rounds * last(demand.steps, at_once * cluster) + (rest > 0) * last(demand.steps, rest * cluster)
         busy *= RAGGED if rounds + (rest > 0) >= MANY and grid(tiles * cluster, sms) == 0 else 1

@@ -34,7 +34,8 @@ class Instance(NamedTuple):
     """What a kernel with wgmma is compiled for. `speed` is that of its products, in percent, where there is no model.
 
     `known` says which products the model may choose it for: "all"; "straddle", those whose rows straddle lines of L2;
-    "whole", those whose rows do not, or whose C has at most 64 rows; "measured", none but those in the table.
+    "whole", those whose rows do not, or whose C has at most 64 rows; "measured", none but those in the table; "fitted",
+    those that `Residuals` are for.
     """
 
     bm: int  # rows and columns of C of a tile
@@ -42,7 +43,7 @@ class Instance(NamedTuple):
     stages: int
     cm: int  # blocks of a cluster along m, which share columns of B, and along n, which share rows of A
     cn: int
-    known: Literal["all", "straddle", "whole", "measured"] = "all"
+    known: Literal["all", "straddle", "whole", "measured", "fitted"] = "all"
     speed: int = 100
     boxed: bool = True  # False: timed with k adjacent in B alone, where B comes in no boxes of 64 columns
 
@@ -77,6 +78,7 @@ class CardLimits(NamedTuple):
     """The thresholds of the choice for one card."""
 
     residuals: Residuals | None = None
+    fours: int = 30  # clusters of 4 that run at a time
     # k from which a split may pay, for products of at most so many tiles of 128 x 64 a multiprocessor; the blocks of a
     # cluster that share the k of a tile, and the tiles whose k they share.
     split_depth: int = 1024
@@ -147,6 +149,7 @@ H200 = H100._replace(  # 344 x 2560 x 9728 takes 37 us by halves of k of tiles o
     brief=(2048, 1 << 22),
     few_columns=16384,
     residuals=residuals(Path(__file__).with_name("residuals.json")),
+    fours=29,  # 30 take 1.33 times as long as 29 (docs/findings/tile_model.md)
 )
 FAST_MEMORY = 4000  # GB/s from which a card is like an H200
 
@@ -280,19 +283,19 @@ INSTANCES = (
     Instance( 64,  64,   12, 2, 4, "straddle"),
     Instance(160,  64,    6, 2, 4, "straddle"),  # this one and the next: of C' = B' A', as those from 224 by 128 on
     Instance( 80,  64,   10, 2, 2, "straddle"),
-    Instance( 64,  32,   16, 1, 4, "measured"),  # from here to 160 by 128: blocks beside each other share rows of A,
-    Instance( 64,  64,   12, 1, 2, "measured"),  # where few tiles below each other share columns of B
-    Instance( 64,  64,   12, 1, 4, "measured"),
-    Instance( 64,  64,   12, 1, 8, "measured"),
-    Instance( 64, 192,    6, 1, 1, "measured"),
-    Instance(128,  64,    8, 1, 8, "measured"),
-    Instance(128,  96,    6, 1, 4, "measured"),
-    Instance(128, 128,    6, 1, 4, "measured"),
-    Instance( 96,  64,    9, 1, 4, "measured"),
-    Instance(160,  64,    6, 1, 4, "measured"),
-    Instance( 96, 128,    7, 2, 4, "measured"),
-    Instance(112, 128,    6, 2, 2, "measured"),
-    Instance(160, 128,    5, 2, 2, "measured"),
+    Instance( 64,  32,   16, 1, 4, "fitted"),  # from here to 160 by 128: blocks beside each other share rows of A,
+    Instance( 64,  64,   12, 1, 2, "fitted"),  # where few tiles below each other share columns of B
+    Instance( 64,  64,   12, 1, 4, "fitted"),
+    Instance( 64,  64,   12, 1, 8, "fitted"),
+    Instance( 64, 192,    6, 1, 1, "fitted"),
+    Instance(128,  64,    8, 1, 8, "fitted"),
+    Instance(128,  96,    6, 1, 4, "fitted"),
+    Instance(128, 128,    6, 1, 4, "fitted"),
+    Instance( 96,  64,    9, 1, 4, "fitted"),
+    Instance(160,  64,    6, 1, 4, "fitted"),
+    Instance( 96, 128,    7, 2, 4, "fitted"),
+    Instance(112, 128,    6, 2, 2, "fitted"),
+    Instance(160, 128,    5, 2, 2, "fitted"),
     Instance( 64,  96,    8, 1, 1),
     Instance( 64,  96,    8, 2, 1),
     Instance( 64,  64,   12, 1, 1),

@@ -57,7 +57,7 @@ class Residuals(NamedTuple):
 
     Fitted by least squares to tiles of 1,368 products on an H200 (benchmarks/tuning/survey-nvidia-h200.jsonl, runs 4,
     5, 10, 11): k adjacent in A and B, of 16 bits; taken where rows straddle lines. On run 12, of other products, the
-    choice takes 2.7 % longer than the fastest tile, and by the model alone 5.9 %.
+    choice takes 3.0 % longer than the fastest tile, and by the model alone 5.8 %.
     """
 
     classes: tuple[tuple[float, ...], ...]  # for each kind of tile, of each feature of a product

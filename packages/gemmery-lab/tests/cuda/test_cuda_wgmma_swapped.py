@@ -53,6 +53,8 @@ OVERLAPPING = ((160, 136, 136), tile(136, 128))  # 96 of 112 rows beyond the edg
         ((250, 264, 136), tile(136, 128, 2, 2)),  # blocks of a cluster share columns of B
         ((410, 136, 72), tile(200, 64, 2, 2)),
         ((337, 520, 200), {**tile(160, 64, 2, 2, 4), "blocks": 8}),
+        ((337, 328, 200), {**tile(160, 64, 2, 1, 4), "blocks": 8}),  # the last of four has 8 columns, and two have none
+        ((190, 520, 72), {**tile(96, 128, 2, 2, 4), "blocks": 8}),
         ((170, 264, 200), tile(80, 64, 3, 2, 2)),
         ((300, 264, 72), tile(80, 64)),
     ],
@@ -185,10 +187,12 @@ def test_numbers_of_rows_that_other_tiles_do_not_suit():
 
 def test_no_block_of_a_cluster_has_rows_beyond_the_edge_alone():
     device = KNOWN["h200"]
-    taken = {m: choose.chosen(PROBLEM._replace(m=m, n=1880, k=7312), device) for m in range(65, 513)}
-    pairs = {m: each for m, each in taken.items() if cost.is_swapped(each["bm"]) and each["cm"] > 1}
-    assert pairs
-    assert all(-(-m // each["bm"]) % each["cm"] == 0 for m, each in pairs.items())
+    for m in range(65, 513):
+        case = PROBLEM._replace(m=m, n=3368, k=5640)
+        tiles = choose.candidates(case, cost.demand_of(case), device)
+        pairs = [each for each in tiles if cost.is_swapped(each.bm) and each.cm > 1]
+        assert pairs or m <= 80
+        assert all(-(-m // each.bm) % each.cm == 0 for each in pairs)
 
 
 def test_the_model_exchanges_the_sides():

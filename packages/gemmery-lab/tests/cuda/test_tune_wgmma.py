@@ -166,7 +166,7 @@ def test_shapes_are_spelled_as_sides(tune):
 def test_the_model_is_near_the_fastest_tiles(tune, file, most):
     """On average, over the sizes to which it was fitted and others; some choices were not timed."""
     device = KNOWN["h200" if file.endswith("h200") else "h100"]
-    tiles = {(*tile[:2], *tile[3:5]) for tile in INSTANCES}
+    tiles = {(*tile[:2], *tile[3:5]) for tile in INSTANCES if tile.known != "fitted"}  # for no H100
     times: dict[tuple, dict[tuple, float]] = {}
     for line in (ROOT / "benchmarks" / "tuning" / f"{file}.jsonl").read_text().splitlines():
         row = json.loads(line)
@@ -194,16 +194,16 @@ def test_the_model_is_near_the_fastest_tiles(tune, file, most):
 
 
 def test_the_model_is_near_the_fastest_tiles_of_random_products():
-    """On average, over the products of the second run of a survey, to which it was fitted; one row has other rungs."""
+    """On average, over products of a run of a survey to which nothing was fitted; one row has other rungs."""
     losses = []
     for line in (ROOT / "benchmarks" / "tuning" / "survey-nvidia-h200.jsonl").read_text().splitlines():
         row = json.loads(line)
-        if row["run"] == 2 and row["m"] > 1:
+        if row["run"] == 12 and row["m"] > 1:
             tile, splits = choose.modeled(
                 Problem(row["m"], row["n"], row["k"], "bf16", "bf16", b_layout="col"), KNOWN["h200"]
             )
             us = row["times"].get(",".join(map(str, (*tile[:5], splits))))
             losses.append(math.log(us / min(row["times"].values())) if us else None)
     timed = [loss for loss in losses if loss is not None]
-    assert len(timed) >= 0.85 * len(losses) > 70  # the survey is older than some instances
-    assert sum(timed) / len(timed) <= 0.045
+    assert len(timed) >= 0.95 * len(losses) > 150
+    assert sum(timed) / len(timed) <= 0.042

@@ -107,7 +107,7 @@ def test_rows_that_end_within_a_second_tile_of_64_take_a_taller_one():
         case = product(m, 4096, 14336)._replace(invariant=invariant)
         assert choose.chosen(case, H200)["bm"] == 128
         assert choose.chosen(case._replace(k=1024, invariant=True), H200)["bm"] == 64
-        assert choose.chosen(case._replace(n=5000, k=5000, invariant=True), H200)["bm"] == 64
+        assert choose.chosen(case._replace(n=5000, k=5000, invariant=True), H200)["bm"] in (64, 96)
     for m in (64, 112, 128):
         assert choose.chosen(product(m, 4096, 14336)._replace(invariant=True), H200)["bm"] == 64
 
@@ -208,7 +208,9 @@ def test_some_tiles_are_only_for_rows_that_straddle():
 
 @pytest.mark.parametrize(("m", "n", "k"), [(200, 200, 200), (424, 424, 424), (392, 576, 1432), (128, 1000, 1000)])
 def test_narrow_tiles_are_not_for_rows_that_straddle(m, n, k):
-    assert instance(choose.chosen(product(m, n, k), H200))[1] > 32
+    """But for those whose blocks share rows."""
+    tile = choose.chosen(product(m, n, k), H200)
+    assert tile["bn"] > 32 or tile["cn"] > 1
 
 
 def test_a_ring_for_wide_boxes_has_fewer_stages():

@@ -31,6 +31,7 @@ from gemmery.cuda.choose.data import (
     SMALL,
     WINNERS,
     Instance,
+    Residuals,
     SizeClass,
     card,
 )
@@ -169,20 +170,51 @@ def outruns_gemv(problem: Problem, device: Device) -> bool:
 def modeled(problem: Problem, device: Device, split: bool = True, swapped: bool = True) -> tuple[Instance, int]:
     """Return the instance and split that take the fewest cycles by the model."""
     demand, limits = demand_of(problem), card(device)
+    fitted = fitted_for(problem, demand, device)
     choices = [(tile, 1) for tile in candidates(problem, demand, device, swapped)]
-    if split and may_split(problem.m, problem.n, problem.k, problem.batch, device):
+    if split and (fitted or may_split(problem.m, problem.n, problem.k, problem.batch, device)):
         legals = legal.instances(_as_read(problem, demand))
-        alone = [tile for tile in legals if tile.cm * tile.cn == 1 and (tile.bm, tile.bn) in limits.split]
+        alone = [tile for tile in legals if tile.cm * tile.cn == 1 and (fitted or (tile.bm, tile.bn) in limits.split)]
         cut = [(tile, splits) for tile in alone for splits in limits.splits if not legal.split_refusal(tile, splits)]
+        cut = [(tile, splits) for tile, splits in cut if not fitted or (*tile[:5], splits) in fitted.tiles]
         choices += [each for each in cut if cost.shared_turns(demand, *each, device.sms)]
-    return min(choices, key=lambda choice: (cost.cycles(demand, choice[0], choice[1], device), -choice[0].stages))
+
+    times = [(cost.cycles(demand, *each, device), -each[0].stages, each) for each in choices]
+    if fitted:
+        near = fitted.near * min(times)[0]
+        times = [
+            (cycles * cost.residual(demand, *each, device.sms, fitted), stages, each)
+            for cycles, stages, each in times
+            if cycles <= near
+        ]
+    return min(times, key=lambda each: each[:2])[2]
+
+
+def fitted_for(problem: Problem, demand: Demand, device: Device) -> Residuals | None:
+    """Return what was fitted to times of products like this one beside the model; None if there is nothing.
+
+    >>> from gemmery.cuda.device import KNOWN
+    >>> few = Problem(300, 4096, 1000, "bf16", "bf16", b_layout="col")
+    >>> others = few._replace(k=1024), few._replace(m=600)
+    >>> [bool(fitted_for(each, demand_of(each), KNOWN["h200"])) for each in (few, *others)]
+    [True, False, False]
+    """
+    fitted = card(device).residuals
+    if fitted is None or problem.batch > 1 or not 0 < problem.m <= fitted.rows or problem.scales:
+        return None
+    if not straddles(demand):
+        return None
+    suits = kind(problem) == (2, 2, "TN") and problem.n in fitted.sides and problem.k in fitted.sides
+    return fitted if suits else None
 
 
 def candidates(problem: Problem, demand: Demand, device: Device, swapped: bool = True) -> list[Instance]:
     """Return the instances that a product may have and the model knows; no block of a cluster lacks rows or columns."""
     is_timed = _timed(problem, demand, device, swapped)
     legals = legal.instances(_as_read(problem, demand))
-    known = [tile for tile in legals if is_timed(tile) and is_known(tile, demand, device)]
+    fitted = fitted_for(problem, demand, device)
+    timed = fitted.tiles if fitted else {}
+    known = [tile for tile in legals if is_timed(tile) and ((*tile[:5], 1) in timed or is_known(tile, demand, device))]
     full = [tile for tile in known if tile.bm * (tile.cm - 1) < demand.m and tile.bn * (tile.cn - 1) < demand.n]
     return full or known  # a product without elements has no rows for any
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import product
-from math import exp, gcd
+from math import ceil, exp, gcd, log2
 from typing import TypeVar
 
 from gemmery import dtypes
-from gemmery.cuda.choose.data import FEW, PARTS, Instance, Tiling
+from gemmery.cuda.choose.data import FEW, PARTS, Instance, Residuals, Tiling, card
 from gemmery.cuda.device import KNOWN, Device
 from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
@@ -185,7 +185,7 @@ def cycles(demand: Demand, tile: Instance, splits: int, device: Device) -> float
 
     start = START + LAST * area
     if splits == 1:
-        at_once = at_a_time(cluster, sms)
+        at_once = min(at_a_time(cluster, sms), card(device).fours if cluster == 4 else sms)
         rounds, rest = divmod(tiles, at_once)
         busy = rounds * last(demand.steps, at_once * cluster) + (rest > 0) * last(demand.steps, rest * cluster)
         busy *= RAGGED if rounds + (rest > 0) >= MANY and grid(tiles * cluster, sms) == 0 else 1
@@ -201,6 +201,25 @@ def cycles(demand: Demand, tile: Instance, splits: int, device: Device) -> float
     if 2 * tiles * cluster * splits <= sms and (demand.steps <= stages or not streams(demand)):
         start -= HIDDEN
     return start + busy
+
+
+def residual(demand: Demand, tile: Instance, splits: int, sms: int, fitted: Residuals) -> float:
+    """Return what the time of a product by a tile is to that by the model, as fitted to measured times."""
+    name, turned = (*tile[:5], splits), is_swapped(tile.bm)
+    if turned:
+        demand, tile = swapped(demand), exchanged(tile)
+    bm, bn, _, cm, cn, *_ = tile
+    cluster, area = cm * cn, log2(bm * bn / 4096)
+    blocks = -(-demand.m // (bm * cm)) * -(-demand.n // (bn * cn)) * cluster * splits
+    strays = max(demand.a_more, demand.b_more) / STRADDLING * PACKED  # 1 for an odd multiple of 16 bytes
+    depth, rounds = log2(max(demand.steps, 1) / 32), log2(max(blocks, 1) / sms)
+    rows = log2(min(demand.n, bn) / bn) if turned else log2(min(demand.m, bm) / bm)
+    idle = min(rounds, 0)
+    features = (1, strays, depth, idle, max(rounds, 0), strays * depth, strays * idle, rows)
+    kinds = (cluster > 1, cluster >= 4, cluster >= 8, splits >= 2, splits >= 4, splits >= 8, turned)
+    each = zip((*kinds, area, area * area, abs(log2(bm / bn))), fitted.classes, strict=True)
+    total = sum(of * value * x for of, values in each if of for value, x in zip(values, features, strict=True))
+    return exp(total + fitted.tiles.get(name, 0.0))
 
 
 def streams(demand: Demand) -> bool:
@@ -321,7 +340,7 @@ def parts_pay(problem: Problem, in_registers: int, sms: int) -> bool:
     sides = ((m, in_registers & 1), (n, in_registers & 2))
     pre_pass = sum(batch * side * k * 8 / PRE_PASS[not fast] for side, fast in sides)
     waves = -(-m // 64) * -(-n // 64) * batch / sms
-    simt = max(SIMT_LEAST, problem.flops / SIMT[others] * max(1.0, 1 / waves) + SIMT_END)
+    simt = max(SIMT_LEAST, problem.flops / SIMT[others] * ceil(waves) / waves + SIMT_END)
     return max(HOST, LAUNCHES[others] + pre_pass + product) < simt
 
 

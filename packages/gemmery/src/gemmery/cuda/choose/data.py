@@ -34,7 +34,8 @@ class Instance(NamedTuple):
     """What a kernel with wgmma is compiled for. `speed` is that of its products, in percent, where there is no model.
 
     `known` says which products the model may choose it for: "all"; "straddle", those whose rows straddle lines of L2;
-    "whole", those whose rows do not, or whose C has at most 64 rows; "measured", none but those in the table.
+    "whole", those whose rows do not, or whose C has at most 64 rows; "measured", none but those in the table; "fitted",
+    those that `Residuals` are for.
     """
 
     bm: int  # rows and columns of C of a tile
@@ -42,7 +43,7 @@ class Instance(NamedTuple):
     stages: int
     cm: int  # blocks of a cluster along m, which share columns of B, and along n, which share rows of A
     cn: int
-    known: Literal["all", "straddle", "whole", "measured"] = "all"
+    known: Literal["all", "straddle", "whole", "measured", "fitted"] = "all"
     speed: int = 100
     boxed: bool = True  # False: timed with k adjacent in B alone, where B comes in no boxes of 64 columns
 
@@ -51,9 +52,33 @@ SizeClass = tuple[int, int, str, int, int, int, bool]  # by `choose.size_class`
 Winner = tuple[int, int, int, int, int, int]  # bm, bn, stages, cm, cn, splits
 
 
+class Residuals(NamedTuple):
+    """What measured times are to the model's, as logarithms: sums of these for a product and a tile (`cost.residual`).
+
+    Fitted by least squares to tiles of 1,368 products on an H200 (benchmarks/tuning/survey-nvidia-h200.jsonl, runs 4,
+    5, 10, 11): k adjacent in A and B, of 16 bits; taken where rows straddle lines. On run 12, of other products, the
+    choice takes 3.0 % longer than the fastest tile, and by the model alone 5.8 %.
+    """
+
+    classes: tuple[tuple[float, ...], ...]  # for each kind of tile, of each feature of a product
+    tiles: Mapping[tuple[int, ...], float]  # by bm, bn, stages, cm, cn, splits
+    rows: int = 512
+    sides: range = range(256, 8193)
+    near: float = 1.3  # times the least by the model, up to which a tile may be chosen
+
+
+def residuals(path: Path) -> Residuals:
+    """Read the residuals of a card."""
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    tiles = {tuple(map(int, name.split(","))): value for name, value in stored["tiles"].items()}
+    return Residuals(tuple(map(tuple, stored["classes"])), MappingProxyType(tiles))
+
+
 class CardLimits(NamedTuple):
     """The thresholds of the choice for one card."""
 
+    residuals: Residuals | None = None
+    fours: int = 30  # clusters of 4 that run at a time
     # k from which a split may pay, for products of at most so many tiles of 128 x 64 a multiprocessor; the blocks of a
     # cluster that share the k of a tile, and the tiles whose k they share.
     split_depth: int = 1024
@@ -123,6 +148,8 @@ H200 = H100._replace(  # 344 x 2560 x 9728 takes 37 us by halves of k of tiles o
     lines_ahead=MappingProxyType({8: 8, 64: 8, 128: 8}),
     brief=(2048, 1 << 22),
     few_columns=16384,
+    residuals=residuals(Path(__file__).with_name("residuals.json")),
+    fours=29,  # 30 take 1.33 times as long as 29 (docs/findings/tile_model.md)
 )
 FAST_MEMORY = 4000  # GB/s from which a card is like an H200
 
@@ -161,7 +188,7 @@ SIMT_PIPELINED = {  # by the bytes of a sum
         Tiling(128, 256, 16, 32, 128, 16,  8,     3,     0,  100),
         Tiling(128, 128,  8, 64,  32,  8,  8,     3,     0,   95),
         Tiling( 64,  64, 16, 32,  32,  8,  4,     3,     0,   75),
-        Tiling( 32,  32, 16, 32,  16,  4,  4,     3,     0,   45),
+        Tiling( 32,  32, 16, 32,  16,  4,  4,     3,     0,   58),  # 512 to 1536 squared, dense-nvidia-h200.jsonl
     ),
     8: (
         Tiling( 64, 128,  8, 32,  64,  8,  8,     3,     0,  100),
@@ -177,7 +204,8 @@ SIMT_PIPELINED = {  # by the bytes of a sum
 # min_plus at n = 4096 takes 5865 us by the first, 6554 by the first of SIMT_PIPELINED.
 SIMT_SEMIRINGS = (
     Tiling(128, 128, 16, 64,  32,  8,  8,     3,     0,  100),
-    *SIMT_PIPELINED[4][2:],
+    SIMT_PIPELINED[4][2],
+    SIMT_PIPELINED[4][3]._replace(speed=45),
 )
 # f32 with k adjacent in A and B, on an H200 (benchmarks/rung_configs.py columns). By the first, for so many rows or
 # more, B is copied to rows of n before; the third and the fourth read pieces of four k.
@@ -255,6 +283,19 @@ INSTANCES = (
     Instance( 64,  64,   12, 2, 4, "straddle"),
     Instance(160,  64,    6, 2, 4, "straddle"),  # this one and the next: of C' = B' A', as those from 224 by 128 on
     Instance( 80,  64,   10, 2, 2, "straddle"),
+    Instance( 64,  32,   16, 1, 4, "fitted"),  # from here to 160 by 128: blocks beside each other share rows of A,
+    Instance( 64,  64,   12, 1, 2, "fitted"),  # where few tiles below each other share columns of B
+    Instance( 64,  64,   12, 1, 4, "fitted"),
+    Instance( 64,  64,   12, 1, 8, "fitted"),
+    Instance( 64, 192,    6, 1, 1, "fitted"),
+    Instance(128,  64,    8, 1, 8, "fitted"),
+    Instance(128,  96,    6, 1, 4, "fitted"),
+    Instance(128, 128,    6, 1, 4, "fitted"),
+    Instance( 96,  64,    9, 1, 4, "fitted"),
+    Instance(160,  64,    6, 1, 4, "fitted"),
+    Instance( 96, 128,    7, 2, 4, "fitted"),
+    Instance(112, 128,    6, 2, 2, "fitted"),
+    Instance(160, 128,    5, 2, 2, "fitted"),
     Instance( 64,  96,    8, 1, 1),
     Instance( 64,  96,    8, 2, 1),
     Instance( 64,  64,   12, 1, 1),

@@ -157,7 +157,7 @@ def inspect_rung(
         return _exhibit(find_exhibit(rung), n, config or {}, _device(device), line, counters)
     row, target = find_rung(CUDA, rung), _device(device)
     problem = _problem(row, m, n, k, asked.spelled(dtype) or row.dtypes[0], target)
-    settings: Config = {**row.default, **asked.keys(row, config or {})}
+    settings: Config = {**row.default, **asked.keys(row, {} if config is None else config)}
     reason = row.refuses(problem)
     if not reason:
         settings = {**row.resolve(problem, settings)}  # the smaller product that is counted has the same tile

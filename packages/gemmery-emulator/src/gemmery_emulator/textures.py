@@ -165,7 +165,8 @@ def texture(
         raise ArgumentError(f"filter={brief(filter)}, address={brief(address)}: one of {FILTERS}, and of {ADDRESSES}")
     if address in ("wrap", "mirror") and not normalized:
         raise ArgumentError(f"address={address!r}: it needs normalized=True")
-    if not isinstance(unit, bool) or not isinstance(normalized, bool):
+    flags: list[object] = [normalized, unit]
+    if not all(isinstance(flag, bool) for flag in flags):
         raise ArgumentError(f"normalized={brief(normalized)}, unit={brief(unit)}: pass True or False")
     if unit and array.dtype.name not in KINDS[:4]:
         raise ArgumentError(f"unit=True: only integers of 8 and 16 bits can be read so, and this is {array.dtype}")

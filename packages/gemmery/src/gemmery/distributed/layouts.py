@@ -106,7 +106,8 @@ def even(shape: tuple[int, int], mesh: tuple[int, ...], placements: tuple[Placem
     """
     given: dict[str, Any] = {"shape": shape, "mesh": mesh}
     for name, sides in given.items():
-        if not isinstance(sides, list | tuple) or not all(isinstance(side, Integral) and side >= 0 for side in sides):
+        whole = isinstance(sides, list | tuple) and all(isinstance(side, Integral) for side in sides)
+        if not whole or min(sides, default=0) < 0:
             raise ArgumentError(f"{name}={brief(sides)}: pass a tuple of whole numbers")
     if not isinstance(placements, list | tuple):
         raise ArgumentError(f"placements={brief(placements)}: pass a tuple, such as (gd.Shard(0),)")

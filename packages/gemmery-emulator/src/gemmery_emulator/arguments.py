@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gemmery.errors import ArgumentError, LayoutError
+from gemmery.errors import ArgumentError, LayoutError, brief
 from gemmery_emulator import specials, symbols
 from gemmery_emulator.hopper.tensormap import BYTES, TensorMap
 from gemmery_emulator.memory import Global, same_bytes
@@ -184,7 +184,7 @@ def _spanned(array: NDArray[Any]) -> NDArray[Any]:
 
 def _checked(name: str, array: NDArray[Any]) -> None:
     if not isinstance(array, np.ndarray):
-        raise ArgumentError(f"{name} is {array!r}: pass a NumPy array")
+        raise ArgumentError(f"{name} is {brief(array)}: pass a NumPy array")
     if isinstance(array, np.ma.MaskedArray):
         raise LayoutError(f"{name} is a MaskedArray: kernels ignore masks; pass x.filled(0)")
     if not (array.flags.c_contiguous or array.flags.f_contiguous):

@@ -374,7 +374,10 @@ class Spinning:
         return places.each.tobytes(), machine.changes, None if ready is None else ready.tobytes()
 
     def _line(self) -> str:
-        block = self._program.blocks[self._machine.places.at]
+        at = min(
+            self._machine.places.at, self._program.stop - 1
+        )  # the last block, where the latest step ended the kernel
+        block = self._program.blocks[at]
         return str(self._machine.kernel.instructions[block.first].line)
 
     def _endless(self) -> EmulationError:

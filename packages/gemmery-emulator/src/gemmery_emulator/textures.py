@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.errors import ArgumentError, LayoutError
+from gemmery.errors import ArgumentError, LayoutError, brief
 from gemmery_emulator.hopper.tensormap import BYTES
 from gemmery_emulator.machine import Machine, active, report_misuse
 from gemmery_emulator.op import Flags, Indices, Mask
@@ -156,20 +156,25 @@ def texture(
     if not array.flags.c_contiguous or not array.dtype.isnative:
         raise LayoutError(f"texture of strides {array.strides}: pass numpy.ascontiguousarray of the array")
     if channels not in (1, 2, 4) or (channels > 1 and array.shape[-1:] != (channels,)):
-        raise ArgumentError(f"channels={channels}, shape {array.shape}: 1, or 2 or 4 with a last axis of that length")
+        raise ArgumentError(
+            f"channels={brief(channels)}, shape {array.shape}: 1, or 2 or 4 with a last axis of that length"
+        )
     if array.ndim - (channels > 1) not in (1, 2) or not array.size:
         raise ArgumentError(f"texture of shape {array.shape}, {channels} channels: one or two dimensions, not empty")
     if filter not in FILTERS or address not in ADDRESSES:
-        raise ArgumentError(f"filter={filter!r}, address={address!r}: one of {FILTERS}, and of {ADDRESSES}")
+        raise ArgumentError(f"filter={brief(filter)}, address={brief(address)}: one of {FILTERS}, and of {ADDRESSES}")
     if address in ("wrap", "mirror") and not normalized:
         raise ArgumentError(f"address={address!r}: it needs normalized=True")
+    flags: list[object] = [normalized, unit]
+    if not all(isinstance(flag, bool) for flag in flags):
+        raise ArgumentError(f"normalized={brief(normalized)}, unit={brief(unit)}: pass True or False")
     if unit and array.dtype.name not in KINDS[:4]:
         raise ArgumentError(f"unit=True: only integers of 8 and 16 bits can be read so, and this is {array.dtype}")
     if filter == "linear" and array.dtype.kind != "f" and not unit:
         raise ArgumentError(
             f"filter='linear' of {array.dtype}: only floats can be filtered, or integers with unit=True"
         )
-    return Texture(array, channels, filter, address, bool(normalized), bool(unit))
+    return Texture(array, channels, filter, address, normalized, unit)
 
 
 def decoded(machine: Machine, handle: int) -> Texture | None:
@@ -181,7 +186,7 @@ def decoded(machine: Machine, handle: int) -> Texture | None:
     dtype = np.dtype(KINDS[kind])
     memory = machine.memory.data[start : start + width * height * channels * dtype.itemsize]
     array = memory.view(dtype).reshape(height, width, *((channels,) if channels > 1 else ()))
-    return Texture(array, channels, FILTERS[filter_], ADDRESSES[address], bool(normalized), bool(unit))
+    return Texture(array, channels, FILTERS[filter_], ADDRESSES[address], normalized, unit)
 
 
 def _sides(opcode: Opcode) -> int:

@@ -462,6 +462,14 @@ def test_a_kernel_that_takes_too_many_steps_is_refused(seed):
     assert not x.any()
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_limit_of_steps_that_the_last_block_exceeds_names_a_line(steps):
+    """The step that exceeds the limit may end the kernel: then no thread is at a block."""
+    code = "__global__ void f(float* x, int n) {\nif (threadIdx.x < n)\nx[threadIdx.x] += 1;\n}"
+    with pytest.raises(gm.EmulationError, match=rf"did not end within {steps} steps, and is at kernel.cu:[1-4]:"):
+        gm.emulate(code, "f", 1, 32, [np.zeros(32, np.float32), 32], max_steps=steps)
+
+
 def test_a_limit_of_steps_is_for_the_blocks_that_run_together():
     """Chunks do not add up, so a kernel of many blocks may take more steps in total."""
     code = "__global__ void f(float* x) { for (int i = 0; i < 100; ++i) __syncthreads(); x[blockIdx.x] = 1; }"

@@ -145,6 +145,8 @@ def test_a_wrong_access_to_a_surface_is_found(kernel, step, surface, words):
         (PLANE, {"filter": "cubic"}, "filter='cubic'"),
         (PLANE, {"address": "wrap"}, "it needs normalized=True"),
         (PLANE, {"unit": True}, "only integers of 8 and 16 bits"),
+        (PLANE, {"unit": PLANE}, "pass True or False"),
+        (PLANE, {"normalized": "no"}, "normalized='no'"),
         (PIXELS, {"channels": 4, "filter": "linear"}, "or integers with unit=True"),
     ],
 )

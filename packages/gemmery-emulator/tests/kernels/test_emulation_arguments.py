@@ -244,6 +244,10 @@ LAUNCHES = {
     "no shared memory": (PLAIN, (1, 1), {"shared": None}, "shared=None: .* whole number >= 0"),
     "no steps": (PLAIN, (1, 1), {"max_steps": 0}, "max_steps=0: pass a whole number >= 1"),
     "half a seed": (PLAIN, (1, 1), {"seed": 1.5}, "seed=1.5: pass a whole number >= 0"),
+    "bytes for an architecture": (PLAIN, (1, 1), {"arch": b"sm_80"}, "arch=b'sm_80': .*such as 'sm_80'"),
+    "an array for a flag": (PLAIN, (1, 1), {"check": np.ones(2)}, r"check=array\(\[1., 1.\]\): pass True or False"),
+    "a text for a flag": (PLAIN, (1, 1), {"strict": "no"}, "strict='no': pass True or False"),
+    "a large array": (PLAIN, (1, 1), {"seed": np.zeros((9, 9))}, r"^seed=.{40}: pass a whole number >= 0"),
     "a list of variables": (
         PLAIN,
         (1, 1),

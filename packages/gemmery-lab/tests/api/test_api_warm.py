@@ -186,6 +186,7 @@ def test_an_error_of_a_compiler_ends_the_others(monkeypatch, tmp_path):
         ({"device": "h2000"}, gm.DeviceError, "did you mean 'h200'"),
         ({"device": 0}, gm.ArgumentError, "must be a name"),
         ({"threads": 0}, gm.ArgumentError, "threads=0"),
+        ({"progress": True}, gm.ArgumentError, "progress=True: pass a function"),
     ],
 )
 def test_a_wrong_argument_is_named(arguments, error, said):

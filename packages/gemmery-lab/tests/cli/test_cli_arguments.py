@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer
 
@@ -396,7 +397,10 @@ def test_the_announced_number_of_measurements_is_that_of_the_run(capsys):
     [
         ({"config": 5}, "config 5: pass a dict"),
         ({"config": {"tile": True}}, "config 'tile': True is not a whole number"),
+        ({"config": np.ones(2)}, r"config array\(\[1., 1.\]\): pass a dict"),
         ({"device": 3}, "device 3: write its name"),
+        ({"line": np.ones(2)}, r"line=array\(\[1., 1.\]\): pass FILE:LINE"),
+        ({"other": np.ones(2)}, r"other=array\(\[1., 1.\]\): pass the name of a rung"),
     ],
 )
 def test_inspect_refuses_arguments_of_other_types(options, said):

@@ -237,6 +237,23 @@ def test_a_damaged_file_is_refused_by_name(tmp_path):
         gm.from_checkpoint([], {})
 
 
+@pytest.mark.parametrize("value", [True, 3, "text", (1, 2), {1: SCALES}, SCALES])
+def test_what_is_no_dict_of_names_is_refused_in_words(value, tmp_path):
+    pytest.importorskip("safetensors")
+    with pytest.raises(ArgumentError, match=r"^tensors=.* pass a dict with names as keys"):
+        gm.from_checkpoint("awq", value)
+    with pytest.raises(ArgumentError, match=r"^config=.* pass a dict with names as keys"):
+        gm.from_checkpoint("awq", CASES["awq"][0](), value)
+    with pytest.raises(ArgumentError, match=r"^others=.* pass a dict with names as keys"):
+        gm.save_quantized(tmp_path / "file", {}, value)
+
+
+def test_a_folder_in_the_place_of_a_file_is_refused_by_name(tmp_path):
+    pytest.importorskip("safetensors")
+    with pytest.raises(LayoutError, match=r"is damaged, or no file of gm\.save_quantized"):
+        gm.load_quantized(tmp_path)
+
+
 def convert(*arguments, **options):
     pytest.importorskip("safetensors")
     path = Path(__file__).parents[4] / "examples" / "12_convert_a_checkpoint.py"

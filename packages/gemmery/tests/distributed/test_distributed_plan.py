@@ -180,7 +180,19 @@ def test_what_does_not_fit_is_refused_in_words():
         gd.even((8, 4), (2,), ("rows",))
     with pytest.raises(ShapeError, match="two dimensions"):
         gd.even((8,), (2,), (ROWS,))
-    pytest.importorskip("torch")
+    for shape in (None, 8, "ab", (8.0, 4), (-1, 4), np.ones(2)):
+        with pytest.raises(ArgumentError, match=r"^shape=.*: pass a tuple of whole numbers"):
+            gd.even(shape, (2,), (ROWS,))
+    with pytest.raises(ArgumentError, match=r"^mesh=2: pass a tuple"):
+        gd.even((8, 4), 2, (ROWS,))
+    with pytest.raises(ArgumentError, match=r"^placements=Shard.*: pass a tuple"):
+        gd.even((8, 4), (2,), ROWS)
+    assert gd.even([8, 4], [2], [ROWS]) == a
+    with pytest.raises(ArgumentError, match=r"^speeds=1: pass a gd\.Speeds"):
+        gd.explain(a, b, speeds=1)
+    torch = pytest.importorskip("torch")
+    with pytest.raises(ArgumentError, match=r"is \(1,\): pass a tuple of the names"):
+        gd.parallelize(torch.nn.Linear(2, 2), None, columns=(1,))
     with pytest.raises(ArgumentError, match="model=3"):
         gd.parallelize(3, None)
 

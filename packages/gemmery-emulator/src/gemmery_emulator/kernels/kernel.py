@@ -138,7 +138,9 @@ def emulate(
     for name in names:
         raise unknown(f"emulate() takes no {name!r}", name, (*signature(emulate).parameters,)[:-1])
     sides = dims("grid", grid), dims("block", block)
-    reason = type_error(kernel, args, shared, options, variables, seed, max_steps, seconds)
+    reason = type_error(
+        kernel, args, shared, options, variables, seed, max_steps, seconds, merge=merge, check=check, strict=strict
+    )
     if reason:
         raise ArgumentError(reason)
     text, name, folder = read_source(source)

@@ -9,7 +9,7 @@ import numpy as np
 
 from gemmery import arrays
 from gemmery.cuda import device
-from gemmery.errors import ArgumentError, DeviceError
+from gemmery.errors import ArgumentError, DeviceError, brief
 from gemmery_emulator.kernels.programs import three
 from gemmery_emulator.machine import Dims
 
@@ -54,25 +54,36 @@ def steps(args: Sequence[Any]) -> dict[str, tuple[int, int]]:
 
 
 def type_error(
-    kernel: Any, args: Any, shared: Any, options: Any, variables: Any, seed: Any, max_steps: Any, seconds: Any
+    kernel: Any,
+    args: Any,
+    shared: Any,
+    options: Any,
+    variables: Any,
+    seed: Any,
+    max_steps: Any,
+    seconds: Any,
+    **flags: Any,
 ) -> str:
     """Return what is wrong with the type of an argument; "" if nothing is."""
     if not isinstance(kernel, str):
-        return f"kernel={kernel!r}: pass the name of a kernel as a string"
+        return f"kernel={brief(kernel)}: pass the name of a kernel as a string"
     if not isinstance(args, list | tuple):
         return f"args is of type {type(args).__name__}: pass a list of the kernel's arguments, such as [x, y]"
     if not isinstance(shared, int | np.integer) or shared < 0:
-        return f"shared={shared!r}: pass the bytes of shared memory, a whole number >= 0"
+        return f"shared={brief(shared)}: pass the bytes of shared memory, a whole number >= 0"
     if not isinstance(options, list | tuple) or not all(isinstance(option, str) for option in options):
-        return f"options={options!r}: pass a tuple of strings, one for each option, such as ('-DN=4',)"
+        return f"options={brief(options)}: pass a tuple of strings, one for each option, such as ('-DN=4',)"
     if not isinstance(variables, Mapping | None):
         return f"variables is of type {type(variables).__name__}: pass a dictionary of arrays, such as {{'table': x}}"
     if seed is not None and (not isinstance(seed, int | np.integer) or seed < 0):
-        return f"seed={seed!r}: pass a whole number >= 0, or None for ascending order"
+        return f"seed={brief(seed)}: pass a whole number >= 0, or None for ascending order"
     if not isinstance(max_steps, int | np.integer) or max_steps < 1:
-        return f"max_steps={max_steps!r}: pass a whole number >= 1"
+        return f"max_steps={brief(max_steps)}: pass a whole number >= 1"
     if not isinstance(seconds, int | float) or not seconds > 0:
-        return f"seconds={seconds!r}: pass a number > 0, or math.inf for no limit"
+        return f"seconds={brief(seconds)}: pass a number > 0, or math.inf for no limit"
+    for name, flag in flags.items():
+        if not isinstance(flag, bool | np.bool_):
+            return f"{name}={brief(flag)}: pass True or False"
     return ""
 
 
@@ -80,10 +91,10 @@ def architecture(arch: Any) -> str:
     """The architecture that a name or a card means; raises ArgumentError for another."""
     try:
         return device.architecture(arch)
-    except (AttributeError, DeviceError) as error:  # not a string, or an unknown name
+    except (AttributeError, TypeError, DeviceError) as error:  # not a string, or an unknown name
         reason = f"; {error}" if isinstance(error, DeviceError) else ""
         raise ArgumentError(
-            f"arch={arch!r}: pass an architecture from sm_{min(device.LIMITS)} on, such as 'sm_80' or 'sm_90a', "
+            f"arch={brief(arch)}: pass an architecture from sm_{min(device.LIMITS)} on, such as 'sm_80' or 'sm_90a', "
             f"or a card, such as 'rtx3090'{reason}"
         ) from None
 
@@ -96,5 +107,5 @@ def dims(name: str, value: Sides) -> Dims:
     except (TypeError, ValueError, OverflowError):
         whole = []
     if not 1 <= len(whole) <= 3 or any(a != b or a < 1 for a, b in zip(whole, sides, strict=True)):
-        raise ArgumentError(f"{name}={value!r}: pass a whole number >= 1, or a tuple of up to three")
+        raise ArgumentError(f"{name}={brief(value)}: pass a whole number >= 1, or a tuple of up to three")
     return three(tuple(whole))

@@ -21,7 +21,7 @@ from gemmery.cuda.device import Device
 from gemmery.cuda.geometry import C_NAMES, Geometry, refusal
 from gemmery.cuda.roofline import loaded, occupancy, roofline, unit
 from gemmery.dtypes import Array
-from gemmery.errors import ArgumentError, DeviceError, EmulationError, RefusedError
+from gemmery.errors import ArgumentError, DeviceError, EmulationError, RefusedError, brief
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.exhibits import EMULATED, Exhibit, numbers
 from gemmery.ladder.exhibits import find as find_exhibit
@@ -150,14 +150,14 @@ def inspect_rung(
     accesses; RefusedError where the rung or the device does not take the product.
     """
     if not issubclass(type(rung), str):
-        raise ArgumentError(f"rung is {rung!r}: pass its name as text")
+        raise ArgumentError(f"rung is {brief(rung)}: pass its name as text")
     if asked.inspectable(rung) == "an exhibit":
         if m or k or dtype:
             raise ArgumentError(f"exhibit {rung} takes one array of n floats: leave out m, k and dtype")
         return _exhibit(find_exhibit(rung), n, config or {}, _device(device), line, counters)
     row, target = find_rung(CUDA, rung), _device(device)
     problem = _problem(row, m, n, k, asked.spelled(dtype) or row.dtypes[0], target)
-    settings: Config = {**row.default, **asked.keys(row, config or {})}
+    settings: Config = {**row.default, **asked.keys(row, {} if config is None else config)}
     reason = row.refuses(problem)
     if not reason:
         settings = {**row.resolve(problem, settings)}  # the smaller product that is counted has the same tile
@@ -271,7 +271,7 @@ def _geometry(
 def _device(name: object) -> Device:
     """The device of this name, by default this machine's; the emulator's card where there is no GPU."""
     if not isinstance(name, str):
-        raise ArgumentError(f"device {name!r}: write its name, such as 'cuda' or 'a100'")
+        raise ArgumentError(f"device {brief(name)}: write its name, such as 'cuda' or 'a100'")
     name = name or ("emulator" if driver.missing() else "cuda")
     return driver.find(asked.EMULATED_AS if name.strip().lower() == "emulator" else name)
 
@@ -279,7 +279,7 @@ def _device(name: object) -> Device:
 def _problem(rung: Rung, m: int, n: int, k: int, dtype: str, device: Device) -> Problem:
     for option, side in (("m", m), ("n", n), ("k", k)):
         if not _is_whole(side) or side < 0:
-            raise ArgumentError(f"{option}={side!r}: a side must be a whole number >= 1")
+            raise ArgumentError(f"{option}={brief(side)}: a side must be a whole number >= 1")
     precision = "tf32" if dtype == "tf32" else ""
     element = "f32" if precision else dtype
     if element not in C_NAMES or element not in rung.dtypes:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from gemmery.errors import ArgumentError, not_installed
+from gemmery.errors import ArgumentError, brief, not_installed
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.exhibits import EXHIBITS, Exhibit
@@ -69,6 +69,10 @@ def inspect(
 
     Raises ArgumentError for an unknown rung, config or line, RefusedError where the rung does not take the product.
     """
+    if not isinstance(other, str | EmulatedRun | None):
+        raise ArgumentError(f"other={brief(other)}: pass the name of a rung, or a run of gm.emulate")
+    if not isinstance(line, str):
+        raise ArgumentError(f"line={brief(line)}: pass FILE:LINE as text, such as 'simt_smem.cu:18'")
     if isinstance(rung, EmulatedRun) or isinstance(other, EmulatedRun):
         if m or n or k or dtype or config or device or line:
             raise ArgumentError("inspect(run): m, n, k, dtype, config, device and line are for rungs; leave them out")
@@ -76,7 +80,7 @@ def inspect(
             return KernelRuns(rung, other)
         if isinstance(rung, EmulatedRun) and not other:
             return with_page(rung)
-        raise ArgumentError(f"inspect({rung!r}, {other!r}): compare two runs, or two rungs")
+        raise ArgumentError(f"inspect({brief(rung)}, {brief(other)}): compare two runs, or two rungs")
     names = [rung, *([other] if other else [])]
     product = {"m": m, "n": n, "k": k, "dtype": dtype, "config": config}
     first, *second = (each() for each in inspections(names, device, line, counters, **product))

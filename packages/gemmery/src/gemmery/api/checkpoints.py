@@ -51,7 +51,7 @@ def save_quantized(path: Any, matrices: Mapping[str, QuantizedMatrix], others: T
     own: Any = matrices
     if not isinstance(own, Mapping) or any(type(matrix) is not QuantizedMatrix for matrix in own.values()):
         raise ArgumentError(f"matrices={brief(matrices)}: pass a dict of what gm.quantize returns, by names")
-    tensors = dict(others or {})
+    tensors = dict(_mapping("others", others))
     for name, matrix in matrices.items():
         parts = {f"{name}.{part}": z for part, z in zip(_PARTS, matrix.parts, strict=True) if z is not None}
         if twice := sorted(parts.keys() & tensors.keys()):
@@ -97,10 +97,16 @@ def load_quantized(path: Any, library: Literal["numpy", "torch"] = "numpy") -> d
                 )
                 for name, format_ in header["formats"].items()
             }
-    except (library_.SafetensorError, ValueError, AttributeError, KeyError, TypeError) as error:
-        if isinstance(error, LayoutError):
+    except (library_.SafetensorError, ValueError, AttributeError, KeyError, TypeError, OSError) as error:
+        if isinstance(error, LayoutError | FileNotFoundError):
             raise
         raise LayoutError(f"{path} is damaged, or no file of gm.save_quantized: {error}; write it again") from error
+
+
+def _mapping(name: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping | None) or not all(isinstance(key, str) for key in value or ()):
+        raise ArgumentError(f"{name}={brief(value)}: pass a dict with names as keys")
+    return value or {}
 
 
 def _framework(library: str) -> str:
@@ -140,13 +146,14 @@ def from_checkpoint(kind: CheckpointName, tensors: Tensors, config: Mapping[str,
     if not is_one(kind, READERS):
         raise unknown(f"kind={brief(kind)}: no checkpoint of this kind is read", kind, READERS)
     read, names = READERS[kind]
+    tensors, config = _mapping("tensors", tensors), _mapping("config", config)
     missing = [name for name in names if name not in tensors]
     if missing:
         raise ArgumentError(
             f"a layer of {kind} without {', '.join(missing)}: it has {', '.join(tensors) or 'no tensors'}; pass all"
         )
     try:
-        return read(tensors, config or {})
+        return read(tensors, config)
     except (TypeError, ValueError, AttributeError, LookupError) as error:  # of what is no array, or of other dimensions
         if isinstance(error, GemmeryError):
             raise

@@ -207,8 +207,9 @@ def _einsum(
     Two operands are one batch of products of `matmul`: its element types, accuracy, determinism, and kinds of arrays.
     `out`, `dtype`, `threads` and `precision` are as there. Operands are not copied, except one in which several letters
     are summed and no single stride walks them. Of more operands two at a time are multiplied, in the order that
-    `optimize` asks for as in `numpy.einsum_path`: "greedy", which is the default, "optimal" or a path. One operand of
-    which nothing is summed gives a view. `opt_einsum.contract(..., backend="gemmery")` calls this function.
+    `optimize` asks for as in `numpy.einsum_path`: "greedy", which is the default, "optimal" or a path; each product in
+    between is rounded to the result's element type, in which it may overflow. One operand of which nothing is summed
+    gives a view. `opt_einsum.contract(..., backend="gemmery")` calls this function.
 
     A new result is C-contiguous, unless both operands have a letter innermost that stands elsewhere in the result: it
     is innermost there too, as NumPy's "K" order has it. With `order="C"` or "F" a result of NumPy is in that order.

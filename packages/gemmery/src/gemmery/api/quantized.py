@@ -257,9 +257,9 @@ def quantize(
     - `dtype`: of the factors, by default that of w. GPU kernels multiply packed weights by an x of this type.
 
     An element differs from that of w by at most half a factor (int8, int4), or by the rounding of e4m3 and e2m1. The
-    factor of a symmetric group is its largest magnitude by 7 or 127, or by 448 for e4m3, rounded to `dtype`. A group
-    that has an infinity or a NaN is NaN as a whole afterwards, and so are products with it. It is not refused: to find
-    one on a GPU is to wait for it.
+    factor of a symmetric group is its largest magnitude divided by 7 or 127, or by 448 for e4m3, rounded to `dtype`. A
+    group that has an infinity or a NaN is NaN as a whole afterwards, and so are products with it. It is not refused,
+    because the host would have to wait for a GPU to look for one.
 
     Raises ArgumentError for another format and for a group that is no positive number, ShapeError where the group does
     not divide k or two 4-bit elements do not share a byte, and DTypeError for other element types.
@@ -329,9 +329,9 @@ def quantize_rows(x: Any, format: Literal["float8_e4m3", "int8"] | None = None) 
     Without `x`, `quantize_rows("int8")` is an epilogue: `gm.matmul(a, b, epilogue=gm.quantize_rows("int8"))` returns
     the codes and factors of the product, whose sums are not rounded before.
 
-    A factor is the largest magnitude of its row, as float32, by 448 or 127, and at least 2**-126. A code is the element
-    times the inverse of the factor, both rounded to float32, then to nearest, ties to even. A row with an infinity or a
-    NaN has no other numbers afterwards. All libraries and devices give the same bits.
+    A factor is the largest magnitude of its row, as float32, divided by 448 or 127, and at least 2**-126. A code is the
+    element times the inverse of the factor, both rounded to float32, then to nearest, ties to even. A row with an
+    infinity or a NaN has no other numbers afterwards. All libraries and devices give the same bits.
 
     On a CUDA device of compute capability 8.0 or more (8.9 for float8_e4m3) it is one launch, which reads x once.
 

@@ -84,6 +84,8 @@ def warm(
     Raises CacheError if kernels cannot be stored, DTypeError, DeviceError and ArgumentError for wrong arguments.
     """
     began = time.perf_counter()
+    if progress is not None and not callable(progress):
+        raise ArgumentError(f"progress={brief(progress)}: pass a function of (kernels done, kernels in all, name)")
     count = target.cores() if threads is None else cpu_threads.checked(threads)
     images = list(_images(dtypes, device, count))
     folder = _folder()

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
-from typing import NamedTuple
+from numbers import Integral
+from typing import Any, NamedTuple
 
-from gemmery.errors import ArgumentError, ShapeError
+from gemmery.errors import ArgumentError, ShapeError, brief
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,6 @@ def rank_at(place: Sequence[int], mesh: Sequence[int]) -> int:
     return rank
 
 
-@lru_cache(maxsize=4096)
 def even(shape: tuple[int, int], mesh: tuple[int, ...], placements: tuple[Placement, ...]) -> Distribution:
     """Return the layout that DTensor gives: parts of ceil(length / ranks), of which the last are shorter or empty.
 
@@ -104,9 +104,21 @@ def even(shape: tuple[int, int], mesh: tuple[int, ...], placements: tuple[Placem
 
     Raises ArgumentError unless there is a placement for each dimension of the mesh, ShapeError for what is no matrix.
     """
-    check_placements(mesh, placements)
+    given: dict[str, Any] = {"shape": shape, "mesh": mesh}
+    for name, sides in given.items():
+        whole = isinstance(sides, list | tuple) and all(isinstance(side, Integral) for side in sides)
+        if not whole or min(sides, default=0) < 0:
+            raise ArgumentError(f"{name}={brief(sides)}: pass a tuple of whole numbers")
+    if not isinstance(placements, list | tuple):
+        raise ArgumentError(f"placements={brief(placements)}: pass a tuple, such as (gd.Shard(0),)")
+    check_placements(tuple(mesh), tuple(placements))
     if len(shape) != 2:
         raise ShapeError(f"shape {tuple(shape)}: a matrix has two dimensions; reshape it")
+    return _even((shape[0], shape[1]), tuple(mesh), tuple(placements))
+
+
+@lru_cache(maxsize=4096)
+def _even(shape: tuple[int, int], mesh: tuple[int, ...], placements: tuple[Placement, ...]) -> Distribution:
     boxes = []
     for rank in range(math.prod(mesh)):
         ends = [[0, shape[0]], [0, shape[1]]]

@@ -148,6 +148,8 @@ def explain(
     Raises ShapeError, DTypeError or ArgumentError if an argument does not fit.
     """
     check_choice(steps, ways)
+    if not isinstance(speeds, Speeds | None):
+        raise ArgumentError(f"speeds={brief(speeds)}: pass a gd.Speeds, such as gd.H200")
     places_of_c = None if out is None else tuple(_placement(place) for place in _several(out))
     if isinstance(a, Distribution) and isinstance(b, Distribution):
         element = dtypes.resolve("f32" if dtype is None else dtype)

@@ -9,7 +9,7 @@ from torch.distributed import tensor
 from torch.distributed.tensor import parallel
 
 from gemmery.distributed.overlap import all_gather_matmul, matmul_reduce_scatter
-from gemmery.errors import ArgumentError
+from gemmery.errors import ArgumentError, brief
 
 _tensor: Any = tensor
 _parallel: Any = parallel
@@ -30,6 +30,10 @@ def parallelize(model: Any, mesh: Any, columns: tuple[str, ...] = COLUMNS, rows:
     """
     if not isinstance(model, torch.nn.Module):
         raise ArgumentError(f"model={model!r} is no torch.nn.Module: pass the model whose layers to spread")
+    names: Any
+    for names in (columns, rows):
+        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+            raise ArgumentError(f"columns or rows is {brief(names)}: pass a tuple of the names of layers")
     plan: dict[str, Any] = {}
     for name, module in model.named_modules():
         last = name.rpartition(".")[2]

@@ -261,13 +261,13 @@ def _better(
 ) -> Ready | Halved:
     """Return the launches made for such a product."""
     size, device = dtypes.get(dtype).size, f"cuda:{ordinal}"
+    shape = result_shape(tuple(a), tuple(b))
+    c = View(0, shape, arrays.contiguous(shape, size), dtype, device)
     x, y = (
-        View(address, tuple(shape), tuple(size * step for step in steps), dtype, device)
-        for shape, steps, address in ((a, a_step, p), (b, b_step, q))
+        c._replace(pointer=pointer, shape=tuple(shape), strides=tuple(size * stride for stride in strides))
+        for shape, strides, pointer in ((a, a_step, p), (b, b_step, q))
     )
-    shape = result_shape(x.shape, y.shape)
-    target = View(0, shape, arrays.contiguous(shape, size), dtype, device)
-    return specialized(DeviceCall(x, y, target, scaled=scaled)).run
+    return specialized(DeviceCall(x, y, c, scaled=scaled)).run
 
 
 class LoadedKernel(NamedTuple):

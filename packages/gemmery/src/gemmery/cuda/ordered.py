@@ -9,8 +9,8 @@ import ctypes
 import math
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -148,6 +148,16 @@ class Mark:
 def wait(stream: int, other: int, ordinal: int) -> None:
     """Make `stream` wait for the work put on `other` so far."""
     Mark(other, ordinal).before(stream)
+
+
+@contextmanager
+def between(z: View, streams: set[int]) -> Iterator[None]:
+    """Let the stream of an array wait for the work of these so far, and these for what it does meanwhile."""
+    for stream in streams - {z.stream}:
+        wait(z.stream, stream, z.ordinal)
+    yield
+    for stream in streams - {z.stream}:
+        wait(stream, z.stream, z.ordinal)
 
 
 def where(pointer: int) -> int:

@@ -69,8 +69,8 @@ def _columns(z: View, first: int, count: int) -> View:
     return z._replace(pointer=z.pointer + first * z.strides[-1], shape=shape)
 
 
-def as_real(call: PlacedCall, expanded: int = 0) -> PlacedCall:
-    """Return the real product that takes the place of a complex one, by the address of B as real numbers."""
+def as_real(call: PlacedCall, memory: int = 0) -> PlacedCall:
+    """Return the real product that takes the place of a complex one; `memory` is the address of B as real numbers."""
     a, b, size = call.a, call.b, dtypes.get(call.a.dtype).size
     if not _by_rows(a):
         a = a._replace(pointer=0, strides=arrays.contiguous(a.shape, size))
@@ -78,7 +78,7 @@ def as_real(call: PlacedCall, expanded: int = 0) -> PlacedCall:
     strides = arrays.contiguous(shape, size // 2)
     if _k_adjacent(b.strides):
         strides = *strides[:-2], size // 2, shape[-2] * size // 2
-    b = b._replace(pointer=expanded, shape=shape, strides=strides, dtype=REAL[b.dtype], stream=a.stream)
+    b = b._replace(pointer=memory, shape=shape, strides=strides, dtype=REAL[b.dtype], stream=a.stream)
     return call._replace(a=_as_real(a), b=b, c=_as_real(call.c))
 
 
@@ -113,10 +113,8 @@ def _launch(shape: Ints, strides: Ints, dtype: str, device: str, operand: str) -
         name, count = template("complex_rows", real), -(-rows // 32) * -(-columns // 32) * batch
     else:
         name, count = template("complex_expand", real, _k_adjacent(strides)), -(-prod(shape) // _THREADS)
-    a, b, c = (
-        View(0, sides, strides if sides == shape else (0, 0, 0), dtype)
-        for sides in ((batch, m, k), (batch, k, n), (batch, m, n))
-    )
+    # The kernel reads one of the three, whose strides these are.
+    a, b, c = (View(0, shape, strides, dtype) for shape in ((batch, m, k), (batch, k, n), (batch, m, n)))
     argument = product_argument(Problem(m, n, k, dtype, dtype, batch, device=device), a, b, c)
     function = int(driver.function("complex_expand.cu", name, card.ordinal, 0))
     grid = min(count, _BLOCKS * card.sms), 1, 1

@@ -86,7 +86,7 @@ class PlacedCall(NamedTuple):
     def still(self) -> DeviceCall:
         """Return the call without its memory."""
         bias, options = None if self.bias is None else self.bias.strides, self.options
-        split = "".join(letter for letter, part in zip("ab", self.parts, strict=True) if part)
+        split = "".join(operand for operand, pointer in zip("ab", self.parts, strict=True) if pointer)
         return DeviceCall(
             still(self.a), still(self.b), still(self.c), bias, self.epilogue, options.alpha != 1 or options.beta != 0,
             for_kernel(options), self.scales.scaling, split, self.offsets is not None,

@@ -93,11 +93,11 @@ def stay_mixed(call: PlacedCall) -> bool:
 
 def _of_float8(a: View, b: View, dtype: str | None) -> tuple[str, str]:
     """Return the type of A and that of the product where an operand is float8; B may be the other kind."""
-    long, b_long = (dtypes.get(z.dtype).numpy for z in (a, b))
+    long = dtypes.get(a.dtype).numpy
     if not {a.dtype, b.dtype}.issubset(dtypes.FLOAT8):
         raise DTypeError(
-            f"a is {long} and b is {b_long}: on a device float8 is multiplied by float8 only; convert both "
-            "operands to float16, which holds every value of 8-bit types, or to another type"
+            f"a is {long} and b is {dtypes.get(b.dtype).numpy}: on a device float8 is multiplied by float8 only; "
+            "convert both operands to float16, which holds every value of 8-bit types, or to another type"
         )
     result = dtype or "bf16"
     if result in ROUNDED:

@@ -221,8 +221,8 @@ def enqueue(call: PlacedCall, served: TieredLaunch | None) -> None:
             extra = (*(part * kept for part, kept in zip(call.parts, run.kept, strict=True)), 0)
         scalars = packed_scalars(options.alpha, options.beta, c.dtype)
         for first, second, third in served.form.offsets():
-            p, q = pointers[0] + first, pointers[1] + second
-            run(p, q, c.pointer + third, a.stream, pointers[2], pointers[6], scalars, extra)
+            places = pointers[0] + first, pointers[1] + second, c.pointer + third
+            run(*places, a.stream, pointers[2], pointers[6], scalars, extra)
 
 
 def _apart(z: View, call: PlacedCall) -> View:

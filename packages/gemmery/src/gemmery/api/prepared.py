@@ -194,9 +194,9 @@ def _general(form: Arrangement, problem: Problem, call: DeviceCall) -> Ready | H
 
 def operand_views(form: Arrangement, problem: Problem, bias: Ints | None) -> tuple[View, View, View, View | None]:
     """Return A, B, C and the bias as a kernel takes them, without addresses; `bias` are its strides."""
-    sides = (form.batch, form.n) if problem.groups else (form.n,)
-    row = None if bias is None else View(0, sides, bias, dtypes.get(problem.out).accumulator)
-    return *arrays.operands(form, problem), row
+    shape = (form.batch, form.n) if problem.groups else (form.n,)
+    z = None if bias is None else View(0, shape, bias, dtypes.get(problem.out).accumulator)
+    return *arrays.operands(form, problem), z
 
 
 def alone(launches: Sequence[Geometry], problem: Problem, a: View, b: View, c: View) -> Ready:

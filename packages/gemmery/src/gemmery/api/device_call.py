@@ -67,7 +67,7 @@ class PlacedCall(NamedTuple):
 
     a: View
     b: View
-    c: View  # without memory until it is allocated
+    c: View  # without memory and strides until it is allocated
     options: Options = NO_OPTIONS  # alpha, beta and precision as kernels take them
     common: str = ""  # the type in which A and B are multiplied
     result: str = ""  # that of C

@@ -83,6 +83,8 @@ def product(
 def planned(x: View, y: View, options: Options) -> PreparedLaunch:
     """Return what `product` runs for a new result of a product that comes back often, without running it."""
     call = taken(checked_call("matmul", x, y, None, options), arrays.once_converted)
+    c = call.c._replace(strides=arrays.contiguous(call.c.shape, dtypes.get(call.result).size))
+    call = call._replace(c=c)
     return specialized((complex_products.as_real(call) if complex_products.pays(call) else call).still())
 
 
@@ -104,7 +106,7 @@ def checked_call(
 ) -> PlacedCall:  # fmt: skip
     """Return a call of the function `name` that has been checked: types, shape, options and factors.
 
-    C is `out`, or has no memory. The shape of the result follows from A and B, except with offsets.
+    C is `out`, or has neither memory nor strides. Its shape follows from A and B, except with offsets.
     """
     a, b = located(a), located(b)
     c, old = (None if array is None else located(view(array)) for array in (out, options.old))
@@ -115,10 +117,10 @@ def checked_call(
     if old is not None and common not in dtypes.FLOAT8:
         result = promoted(result, old.dtype)
         common = common if common == "int8" and result in ROUNDED else operand_type(common, result)
-    options = options._replace(semiring=semirings.check(options, common) or None)
-    if offsets is None and not options.semiring:
-        options = options._replace(precision=resolved(options.precision, common, result, a.device))
-    alpha, beta = options.alpha, options.beta
+    semiring, precision = semirings.check(options, common) or None, options.precision
+    if offsets is None:
+        precision = None if semiring else resolved(precision, common, result, a.device)
+    alpha, beta, bias = options.alpha, options.beta, None
     if result != "bool" or name in ("gemm", "gemv"):
         alpha, beta = scalar("alpha", alpha, result), scalar("beta", beta, result)
     check_beta(name, beta, old)
@@ -129,7 +131,7 @@ def checked_call(
     if c is not None:
         writable(c, shape, result)
     factors = (scales if offsets is None or len(b.shape) == 2 else group_scales)(options, a, b, common, result)
-    bias, epilogue = None, epilogue_name(options.bias, options.activation, result)
+    epilogue = epilogue_name(options.bias, options.activation, result)
     if isinstance(options.bias, NUMBER):
         options = options._replace(bias=scalar("bias", options.bias, result))
         bias = View(0, (), (), dtypes.get(result).accumulator, a.device, a.stream)
@@ -143,8 +145,10 @@ def checked_call(
         b = b._replace(shape=(*b.shape[:-2], 0, *b.shape[-1:]) if len(b.shape) > 1 else (0,), dtype=common)
     if factors.factor != 1:
         alpha = scalar("scale_a times scale_b", alpha * factors.factor, result)
-    options = options._replace(alpha=alpha, beta=beta, batch_invariant=bool(options.batch_invariant))
-    c = c or View(0, shape, arrays.contiguous(shape, dtypes.get(result).size), result, a.device, a.stream)
+    options = options._replace(
+        alpha=alpha, beta=beta, batch_invariant=bool(options.batch_invariant), precision=precision, semiring=semiring
+    )
+    c = c or View(0, shape, (), result, a.device, a.stream)
     return PlacedCall(a, b, c, options, common, result, old, bias, epilogue, factors, parts, offsets)
 
 
@@ -165,7 +169,7 @@ def taken(call: PlacedCall, convert: Callable[[View, str], View]) -> PlacedCall:
         shape, column = _bias_shape(b, call.offsets), 0 if bias.shape in ((), (1,)) else bias.strides[-1]
         group = bias.strides[0] if len(bias.shape) == 2 else 0
         bias = bias._replace(shape=shape, strides=(group, column)[-len(shape) :])
-    return call._replace(a=a, b=b, bias=bias)
+    return call if a is call.a and b is call.b and bias is None else call._replace(a=a, b=b, bias=bias)
 
 
 def converted(z: View, dtype: str) -> View:

@@ -224,9 +224,9 @@ class Torch:
         reading = self.read((a, b, *others) if out is None else (a, b, out, *others))
         return (rest, *reading[0]) if rest and reading is not None else None
 
-    def _look_ups(self) -> tuple[Callable[..., KnownCall | None], Callable[..., tuple[list[int], KnownCall | None]]]:
-        """Return the look-ups of calls by what their tensors say of themselves: without options, and with them."""
-        calls, latest, strided, read, words_of = table.calls, table.latest, self.torch.strided, self.read, self.words
+    def _look_up(self) -> Callable[..., KnownCall | None]:
+        """Return the look-up of calls by what their tensors say of themselves."""
+        calls, latest, strided, read = table.calls, table.latest, self.torch.strided, self.read
         recording, make = self.torch.is_grad_enabled, pytorch.comparer(self.torch)
         general = ("f64", "f32", "f16", "bf16", "int32", "int64")
         names = {getattr(self.torch, dtypes.get(name).numpy, name): name for name in general}
@@ -263,20 +263,7 @@ class Torch:
                 keep(latest, place, (rest, make(*tensors) if again else _never, tracked, call))
             return call
 
-        def optional(
-            tensors: tuple[Any, ...], low: int, q: int, name: str, scalars: Scalars | None, options: Keywords | None,
-            parts: tuple[int, int], c: Any,
-        ) -> tuple[list[int], KnownCall | None]:  # fmt: skip
-            rest, others = words_of(name, options, parts, c)
-            starts = [z.data_ptr() for z in others]
-            if not rest or 0 in starts:
-                return starts, None
-            for start in starts:
-                low |= start
-            tensors += others
-            return starts, known(tensors, rest, q + len(tensors), low & 15, scalars)
-
-        return known, optional
+        return known
 
     def _run(
         self, run: Any, addresses: tuple[int, int, int], stream: int, workspace: int, extras: KnownOptions,
@@ -316,8 +303,7 @@ class Torch:
         stream_of = torch._C._cuda_getCurrentRawStream
         is_unseen, written = self.is_unseen, pytorch.version_bump(torch)
         empty, current = pytorch.device_allocator(torch)
-        (known, optional), run_with_options = self._look_ups(), self._run
-        nothing: list[int] = []
+        known, words_of, run_with_options = self._look_up(), self.words, self._run
 
         def multiply(
             a: Any, b: Any, out: Any, name: str, scalars: Scalars | None, options: Keywords | None = None,
@@ -335,11 +321,17 @@ class Torch:
                 p, q, r = a.data_ptr(), b.data_ptr(), 0 if out is None else out.data_ptr()
                 if not p or not q or (out is not None and not r):
                     return None
-                tensors = (a, b) if out is None else (a, b, out)
-                if options is c is None:
-                    starts, call = nothing, known(tensors, name, q + len(tensors), (p | q | r) & 15, scalars)
-                else:
-                    starts, call = optional(tensors, p | q | r, q, name, scalars, options, parts, c)
+                tensors: tuple[Any, ...] = (a, b) if out is None else (a, b, out)
+                rest, low = name, p | q | r
+                if options is not None or c is not None:
+                    rest, others = words_of(name, options, parts, c)
+                    starts = [z.data_ptr() for z in others]
+                    if not rest or 0 in starts:
+                        return None
+                    for start in starts:
+                        low |= start
+                    tensors += others
+                call = known(tensors, rest, q + len(tensors), low & 15, scalars)
             except (RuntimeError, TypeError, ValueError):  # a tensor without memory, or an option that has no key
                 return None
             if call is None:

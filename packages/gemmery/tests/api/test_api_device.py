@@ -276,6 +276,20 @@ def test_every_type_reaches_the_problem(problems, name, other, options, types):
     assert problem.semiring == ("" if ring == "or_and" else ring)
 
 
+def test_an_explanation_is_of_the_real_product_that_runs(problems):
+    """A by columns is rewritten by rows, and B by columns stays so."""
+    x, y = views((512, 400), (400, 300), "complex64", x_strides=(8, 4096), y_strides=(8, 3200), pointer=4104)
+    problem = planned(problems, x, y)
+    assert (problem.a_layout, problem.b_layout, problem.c_layout) == ("row", "col", "row")
+    assert problem.alignments == (16, 16, 16)
+
+
+def test_an_explanation_checks_a_bias_as_a_product_does():
+    x, y = (z._replace(device="cuda:0") for z in views((8, 8), (8, 8)))
+    with pytest.raises(gm.ShapeError, match="one for each column"):
+        on_device.planned(x, y, Options(bias=Matrix((7,))))
+
+
 def test_strides_between_elements_are_refused(monkeypatch):
     monkeypatch.setattr(on_device.ordered, "where", lambda pointer: 0)
     odd = Interface((4, 4), strides=(18, 4))

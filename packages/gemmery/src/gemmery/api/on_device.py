@@ -120,7 +120,7 @@ def checked_call(
     semiring, precision = semirings.check(options, common) or None, options.precision
     if offsets is None:
         precision = None if semiring else resolved(precision, common, result, a.device)
-    alpha, beta, bias = options.alpha, options.beta, None
+    alpha, beta = options.alpha, options.beta
     if result != "bool" or name in ("gemm", "gemv"):
         alpha, beta = scalar("alpha", alpha, result), scalar("beta", beta, result)
     check_beta(name, beta, old)
@@ -131,12 +131,12 @@ def checked_call(
     if c is not None:
         writable(c, shape, result)
     factors = (scales if offsets is None or len(b.shape) == 2 else group_scales)(options, a, b, common, result)
-    epilogue = epilogue_name(options.bias, options.activation, result)
+    epilogue, bias = epilogue_name(options.bias, options.activation, result), options.bias
     if isinstance(options.bias, NUMBER):
         options = options._replace(bias=scalar("bias", options.bias, result))
         bias = View(0, (), (), dtypes.get(result).accumulator, a.device, a.stream)
-    elif options.bias is not None:
-        bias = located(viewed("bias", options.bias))
+    elif bias is not None:
+        bias = located(viewed("bias", bias))
         arrays.together(a=a, bias=bias)
         check_bias(bias, _bias_shape(b, offsets), result)
     check_capability(common, result, bool(factors.kind), a.device)

@@ -276,9 +276,9 @@ class CudaLaunch:
     ) -> None:  # fmt: skip
         run = self.ready(a, b, c, bias, scaling)
         memory = ordered.Scratch(run.workspace, c.stream, self._ordinal) if run.workspace else None
-        pointers = [0 if z is None else z.pointer for z in (bias, memory)]
-        scalars = packed_scalars(alpha, beta, self.problem.out)
-        run(a.pointer, b.pointer, c.pointer, c.stream, *pointers, scalars, extra)
+        scalars, start = packed_scalars(alpha, beta, self.problem.out), 0 if bias is None else bias.pointer
+        workspace = 0 if memory is None else memory.pointer
+        run(a.pointer, b.pointer, c.pointer, c.stream, start, workspace, scalars, extra)
 
 
 def is_transposed(problem: Problem, swapped: bool) -> bool:

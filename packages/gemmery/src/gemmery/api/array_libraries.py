@@ -70,8 +70,8 @@ def remember(name: str, call: PlacedCall, is_new: bool, keywords: Keywords, serv
         name = PLAIN[name]
     elif kind != "f":  # the fast path packs alpha and beta as they are
         return
-    named = keywords if keywords or any(call.parts) else None
-    key = library.key(a.array, b.array, out, name, named, call.parts, old and old.array)
+    named_options = keywords if keywords or any(call.parts) else None
+    key = library.key(a.array, b.array, out, name, named_options, call.parts, old and old.array)
     if key is None:
         return
     dtype = library.dtype(c.dtype) if is_new else None

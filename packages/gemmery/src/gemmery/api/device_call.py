@@ -191,8 +191,8 @@ def described(call: DeviceCall) -> tuple[Arrangement, Problem]:
         strides = ((0, *z.strides) if len(z.strides) == 2 else z.strides for z in (a, b, c))
         form = Arrangement(m, n, k, batch, *strides)  # type: ignore[arg-type] # three each
     else:
-        size, more = dtypes.get(c.dtype).size, call.bias is None
-        form = arrange(a.shape, a.strides, b.shape, b.strides, c.shape, c.strides, size, more_columns=more)
+        size, more_columns = dtypes.get(c.dtype).size, call.bias is None
+        form = arrange(a.shape, a.strides, b.shape, b.strides, c.shape, c.strides, size, more_columns)
     m, n, k, batch = form.m, form.n, form.k, form.batch
     layouts, low = [], []
     a, b = a._replace(shape=(batch, m, k), strides=form.a), b._replace(shape=(batch, k, n), strides=form.b)

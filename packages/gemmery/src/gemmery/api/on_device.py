@@ -64,25 +64,25 @@ def product(
             f"threads={brief(options.threads)} applies to products on the CPU only, and the operands are on a device; "
             "leave it out"
         )
-    asked = checked_call(name, x, y, out, options, parts)
-    call = taken(asked, converted)
-    arrays.unchanged(a=asked.a, b=asked.b, c=asked.old, out=None if out is None else asked.c)
+    placed = checked_call(name, x, y, out, options, parts)
+    call = for_kernels(placed, converted)
+    arrays.unchanged(a=placed.a, b=placed.b, c=placed.old, out=None if out is None else placed.c)
     direct = out is not None and _is_direct(call)
     if not direct:
         call = call._replace(c=new(call.a, call.c.shape, call.result))
     served = _write(call)
     if out is not None:
         if not direct:
-            copy(call.c, asked.c)
+            copy(call.c, placed.c)
         arrays.written(out)
-    if served is not None and (direct or out is None) and call.a is asked.a and call.b is asked.b:
+    if served is not None and (direct or out is None) and call.a is placed.a and call.b is placed.b:
         array_libraries.remember(name, call, out is None, keywords, served)
-    return finished(asked.a, call.c) if out is None else out
+    return finished(placed.a, call.c) if out is None else out
 
 
 def planned(x: View, y: View, options: Options) -> PreparedLaunch:
     """Return what `product` runs for a new result of a product that comes back often, without running it."""
-    call = taken(checked_call("matmul", x, y, None, options), arrays.once_converted)
+    call = for_kernels(checked_call("matmul", x, y, None, options), arrays.once_converted)
     c = call.c._replace(strides=arrays.contiguous(call.c.shape, dtypes.get(call.result).size))
     call = call._replace(c=c)
     return specialized((complex_products.as_real(call) if complex_products.pays(call) else call).still())
@@ -157,9 +157,10 @@ def _bias_shape(b: View, offsets: View | None) -> Ints:
     return (b.shape[0], *n) if offsets is not None and len(b.shape) == 3 else n
 
 
-def taken(call: PlacedCall, convert: Callable[[View, str], View]) -> PlacedCall:
-    """Return a call whose A, B and bias have the types that a kernel reads; strides of a bias for all columns or groups
-    may be 0, and one that is a number has no memory yet.
+def for_kernels(call: PlacedCall, convert: Callable[[View, str], View]) -> PlacedCall:
+    """Return a call whose A, B and bias have the types that a kernel reads, by `convert`.
+
+    A bias has the shape of all columns, its strides may be 0. One that is a number has no memory yet.
     """
     a, b, bias = call.a, call.b, call.bias
     if not stay_mixed(call):
@@ -222,7 +223,7 @@ def enqueue(call: PlacedCall, served: TieredLaunch | None) -> None:
         pointers = [0 if z is None else z.pointer for z in (*read, call.offsets, memory)]
         extra = tuple(pointers[3:6]) if call.scales.kind or call.offsets is not None else ()
         if any(call.parts) and any(run.kept):
-            extra = (*(part * kept for part, kept in zip(call.parts, run.kept, strict=True)), 0)
+            extra = (*(part * is_kept for part, is_kept in zip(call.parts, run.kept, strict=True)), 0)
         scalars = packed_scalars(options.alpha, options.beta, c.dtype)
         for first, second, third in served.form.offsets():
             places = pointers[0] + first, pointers[1] + second, c.pointer + third
@@ -293,22 +294,22 @@ def grouped_product(
     """
     offsets = located(offsets)
     check_offsets(located(x), offsets)
-    asked = checked_call("grouped_matmul", x, y, out, options, NO_PARTS, shape, offsets)
-    if asked.c.dtype != asked.result:  # rows that belong to no group keep their values
-        have, want = dtypes.get(asked.c.dtype).numpy, dtypes.get(asked.result).numpy
+    placed = checked_call("grouped_matmul", x, y, out, options, NO_PARTS, shape, offsets)
+    if placed.c.dtype != placed.result:  # rows that belong to no group keep their values
+        have, want = dtypes.get(placed.c.dtype).numpy, dtypes.get(placed.result).numpy
         raise DTypeError(f"out is {have} and the result {want}; pass an out of {want}, or dtype={have!r}")
-    call = taken(asked, converted)
+    call = for_kernels(placed, converted)
     if out is None:
         call = call._replace(c=new(call.a, shape, call.result))
     groups = y.shape[0]
     if 0 not in shape and (groups or len(y.shape) == 2):  # without, a kernel has neither a matrix nor an offset to read
         ends = _launch_groups(call) if groups else [0] * shape[0]
         if isinstance(ends, list):
-            _one_by_one(asked._replace(c=call.c), ends, options, multiply_groups)
-        elif offsets.device != "cpu" and call.a is asked.a and call.b is asked.b:
+            _one_by_one(placed._replace(c=call.c), ends, options, multiply_groups)
+        elif offsets.device != "cpu" and call.a is placed.a and call.b is placed.b:
             array_libraries.remember("grouped_matmul", call, out is None, keywords, ends)
     if out is None:
-        return finished(asked.a, call.c)
+        return finished(placed.a, call.c)
     arrays.written(out)
     return out
 

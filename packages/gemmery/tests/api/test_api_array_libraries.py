@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from gemmery.api import array_libraries
-from gemmery.api.device_call import KnownCall, table
+from gemmery.api.device_call import table
 from gemmery.arrays import pytorch
 
 torch = pytest.importorskip("torch")
@@ -68,7 +68,7 @@ def keep(launches, a, b, out, name):
 
     run.workspace = 0
     served = SimpleNamespace(countdown=0, run=run)
-    call = KnownCall(served, (3, 3), (3, 1), torch.float32, -64, 64, -64, 64)
+    call = array_libraries.KnownCall(served, (3, 3), (3, 1), torch.float32, -64, 64, -64, 64)
     table.calls.setdefault(key_of(a, b, out, name), call)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import gemmery as gm
 from gemmery.api import array_libraries
-from gemmery.api.device_call import KnownCall, KnownOptions, OperandScales, PlacedCall, table
+from gemmery.api.device_call import KnownOptions, OperandScales, PlacedCall, table
 from gemmery.arrays import View
 from gemmery.cuda import ordered
 from gemmery.keywords import Options
@@ -98,7 +98,7 @@ def known(torch, options, out=None, run=None, parts=(0, 0), name="matmul", c=Non
         is_grouped,
     )
     served = SimpleNamespace(countdown=0, run=run)
-    call = KnownCall(served, (3, 3), (3, 1), "bfloat16", -36, 36, -36, 36, more)
+    call = array_libraries.KnownCall(served, (3, 3), (3, 1), "bfloat16", -36, 36, -36, 36, more)
     table.calls[key] = call
     return run
 

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from gemmery import arrays, dtypes
-from gemmery.api.device_call import KnownCall, KnownOptions, PlacedCall, keep, low_bits, table
+from gemmery.api.device_call import KnownOptions, PlacedCall, keep, low_bits, table
 from gemmery.arrays import View, pytorch
 from gemmery.arrays.reading import SHORT
 from gemmery.keywords import DEFAULTS
+from gemmery.tuples import NamedTuple
 
 if TYPE_CHECKING:
     from gemmery.api.prepared import TieredLaunch
@@ -36,6 +37,20 @@ _LARGE = 1e38
 _NUMBERS = (int, float)
 NO_PARTS = (0, 0)
 _ARRAYS = ("bias", "scale_a", "scale_b")  # options that may be arrays
+
+
+class KnownCall(NamedTuple):
+    """A call seen before."""
+
+    served: TieredLaunch
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]  # of a new result, in elements
+    dtype: Any  # of a new result
+    a_low: int  # out overlaps a if the distance in bytes from a's first element to out's is between these two
+    a_high: int
+    b_low: int
+    b_high: int
+    options: KnownOptions | None = None
 
 
 def remember(name: str, call: PlacedCall, is_new: bool, keywords: Keywords, served: TieredLaunch) -> None:

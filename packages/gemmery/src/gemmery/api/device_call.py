@@ -1,6 +1,6 @@
 """A call on a CUDA device as data, and the table of what is known of calls.
 
-A call goes this way: `array_libraries` looks it up by what its arrays say of themselves, and has a `KnownCall`, or else
+A call goes this way: `array_libraries` looks it up by what its arrays say of themselves, and has it, or else
 `on_device` reads and checks it, a `PlacedCall`. Without its memory that is a `DeviceCall`, of which `prepared` has the
 launches; `enqueue` puts them on a stream.
 """
@@ -22,7 +22,6 @@ from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
 
 if TYPE_CHECKING:
-    from gemmery.api.prepared import TieredLaunch
     from gemmery.cuda.geometry import Scaling
     from gemmery.cuda.launch import Scalars
 
@@ -102,20 +101,6 @@ class KnownOptions(NamedTuple):
     in_place: bool = False  # C has the layout and type of the result: at the same address it is not copied
     c_bytes: int = 0  # of such a C, if it is contiguous
     is_grouped: bool = False  # offsets of groups in the place of C
-
-
-class KnownCall(NamedTuple):
-    """A call seen before."""
-
-    served: TieredLaunch
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]  # of a new result, in elements
-    dtype: Any  # of a new result
-    a_low: int  # out overlaps a if the distance in bytes from a's first element to out's is between these two
-    a_high: int
-    b_low: int
-    b_high: int
-    options: KnownOptions | None = None
 
 
 class Table:

@@ -164,7 +164,7 @@ def _broadcast(a: Ints, b: Ints) -> Ints | None:
 def _steps(shape: Ints, strides: Ints, count: int) -> Ints:
     """Return the strides of `count` batch dimensions: 0 where one matrix is repeated."""
     missing = count - len(shape)
-    return (0,) * missing + tuple(0 if n == 1 else s for n, s in zip(shape, strides, strict=True))
+    return (0,) * missing + tuple(0 if n == 1 else stride for n, stride in zip(shape, strides, strict=True))
 
 
 def _groups(batch: Sequence[int], a: Ints, b: Ints, c: Ints) -> list[Loop]:

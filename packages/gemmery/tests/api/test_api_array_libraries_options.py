@@ -9,8 +9,7 @@ import pytest
 
 import gemmery as gm
 from gemmery.api import array_libraries
-from gemmery.api.device_call import table
-from gemmery.api.device_operands import Inputs, OperandScales
+from gemmery.api.device_call import KnownOptions, OperandScales, PlacedCall, table
 from gemmery.arrays import View
 from gemmery.cuda import ordered
 from gemmery.keywords import Options
@@ -90,7 +89,7 @@ def known(torch, options, out=None, run=None, parts=(0, 0), name="matmul", c=Non
     library, run = array_libraries.Torch(torch), run or Launches()
     key = library.key(OnDevice(1024), OnDevice(2048), out, name, options, parts, c)
     others = [z for z in map((options or {}).get, ("bias", "scale_a", "scale_b")) if isinstance(z, OnDevice)]
-    more = array_libraries.KnownOptions(
+    more = KnownOptions(
         ((-12, 36),) * (len(others) + (c is not None)),
         "float32",
         (0.5, 0.0),
@@ -121,10 +120,10 @@ def test_a_call_is_remembered_for_others_like_it(torch, monkeypatch):
     options = {"bias": row(64), "scale_b": row(96)}
     x, y = (View(at, (3, 3), (12, 4), "f32", "cuda:0", owner=OnDevice(at)) for at in (1024, 2048))
     bias, scale = (View(pointer, (3,), (4,), "f32", "cuda:0") for pointer in (64, 96))
-    inputs = Inputs(x, y, bias, scales=OperandScales("outer", 1.0, None, scale))
+    asked, scales = Options(alpha=2.0, beta=0.0), OperandScales("outer", 1.0, None, scale)
+    call = PlacedCall(x, y, target, asked, bias=bias, scales=scales)
     for result in (None, out):
-        known = Options(alpha=2.0, beta=0.0), options, served
-        array_libraries.remember("matmul", inputs, target, result is None, *known)
+        array_libraries.remember("matmul", call, result is None, options, served)
     assert len(table.calls) == 2
     path = array_libraries.PATHS[OnDevice]
     new = path(OnDevice(8192), OnDevice(2048), None, "matmul", None, {"bias": row(640), "scale_b": row(960)})
@@ -133,7 +132,8 @@ def test_a_call_is_remembered_for_others_like_it(torch, monkeypatch):
     assert [call[:5] for call in run.calls] == [(8192, 2048, 1 << 20, 7, 640), (8192, 2048, 4096, 7, 64)]
     assert path(OnDevice(4096 + 16), OnDevice(2048), out, "matmul", None, options) is None
     assert path(OnDevice(4096 + 18), OnDevice(2048), out, "matmul", None, options) is None  # at another alignment
-    array_libraries.remember("matmul", inputs, target, True, Options(alpha=1.0, beta=0.0), {"bias": 1.0}, served)
+    plain = call._replace(options=Options(alpha=1.0, beta=0.0))
+    array_libraries.remember("matmul", plain, True, {"bias": 1.0}, served)
     assert len(table.calls) == 2
 
 
@@ -152,9 +152,9 @@ def test_a_call_is_remembered_with_its_c_or_offsets(torch, monkeypatch, is_group
     )
     served = SimpleNamespace(countdown=0, run=run, form=SimpleNamespace(runs=1))
     name = "grouped_matmul" if is_grouped else "gemm"
-    inputs = Inputs(x, y, offsets=old) if is_grouped else Inputs(x, y, old=old)
     asked = Options() if is_grouped else Options(alpha=2.0, beta=3.0, old=c)
-    array_libraries.remember(name, inputs, target, False, asked, {}, served)
+    call = PlacedCall(x, y, target, asked, **{"offsets" if is_grouped else "old": old})
+    array_libraries.remember(name, call, False, {}, served)
     scalars, other = None if is_grouped else (2.0, 5.0), OnDevice(16384)
     multiply = array_libraries.PATHS[OnDevice]
     assert multiply(OnDevice(1024), OnDevice(2048), out, name, scalars, None, (0, 0), other) is out

@@ -12,7 +12,7 @@ import pytest
 import gemmery as gm
 from gemmery import dtypes
 from gemmery.api import device_operands, explanation, on_device, prepared
-from gemmery.api.device_call import table
+from gemmery.api.device_call import PlacedCall, table
 from gemmery.arrange import arrange
 from gemmery.arrays import View, contiguous, view
 from gemmery.cuda import launch
@@ -276,6 +276,20 @@ def test_every_type_reaches_the_problem(problems, name, other, options, types):
     assert problem.semiring == ("" if ring == "or_and" else ring)
 
 
+def test_an_explanation_is_of_the_real_product_that_runs(problems):
+    """A by columns is rewritten by rows, and B by columns stays so."""
+    x, y = views((512, 400), (400, 300), "complex64", x_strides=(8, 4096), y_strides=(8, 3200), pointer=4104)
+    problem = planned(problems, x, y)
+    assert (problem.a_layout, problem.b_layout, problem.c_layout) == ("row", "col", "row")
+    assert problem.alignments == (16, 16, 16)
+
+
+def test_an_explanation_checks_a_bias_as_a_product_does():
+    x, y = (z._replace(device="cuda:0") for z in views((8, 8), (8, 8)))
+    with pytest.raises(gm.ShapeError, match="one for each column"):
+        on_device.planned(x, y, Options(bias=Matrix((7,))))
+
+
 def test_strides_between_elements_are_refused(monkeypatch):
     monkeypatch.setattr(on_device.ordered, "where", lambda pointer: 0)
     odd = Interface((4, 4), strides=(18, 4))
@@ -407,8 +421,8 @@ def test_a_product_with_a_workspace_is_remembered(monkeypatch):
     run, kept = Run(), []
     served = prepared.TieredLaunch(arrange(x.shape, x.strides, y.shape, y.strides, (8, 8), (32, 4), 4), run)
     monkeypatch.setattr(on_device, "located", lambda view: view)
-    monkeypatch.setattr(on_device, "new", lambda x, shape, dtype: y._replace(pointer=1 << 20))
-    monkeypatch.setattr(on_device, "scratch", lambda x, size: y._replace(pointer=1 << 21))
+    monkeypatch.setattr(on_device, "new", lambda a, shape, dtype: y._replace(pointer=1 << 20))
+    monkeypatch.setattr(on_device, "scratch", lambda a, size: y._replace(pointer=1 << 21))
     monkeypatch.setattr(on_device, "prepare", lambda call: served)
     monkeypatch.setattr(on_device.array_libraries, "remember", lambda *given: kept.append(given[-1]))
     on_device.product("matmul", x, y, None, NO_OPTIONS, {})
@@ -425,8 +439,8 @@ def enqueued(monkeypatch):
         x, y = (z._replace(device="cuda:0") for z in views((6, 300), (300, 300), "e4m3"))
         new = x._replace(pointer=1 << 20, shape=(6, 300), strides=(600, 2), dtype="bf16")
         served = prepared.TieredLaunch(arrange(x.shape, x.strides, y.shape, y.strides, (6, 300), (600, 2), 2), run)
-        monkeypatch.setattr(on_device, "new", lambda x, shape, dtype: new)
-        monkeypatch.setattr(on_device, "scratch", lambda x, size: y._replace(pointer=1 << 21))
+        monkeypatch.setattr(on_device, "new", lambda a, shape, dtype: new)
+        monkeypatch.setattr(on_device, "scratch", lambda a, size: y._replace(pointer=1 << 21))
         monkeypatch.setattr(on_device, "check_capability", lambda *_: None)
         monkeypatch.setattr(on_device, "prepare", lambda call: served)
         monkeypatch.setattr(on_device, "copy", lambda *given: copies.append(given))
@@ -487,12 +501,12 @@ def test_c_is_copied_between_what_the_streams_of_the_others_do(monkeypatch, stre
         for place, stream in zip((1 << 18, (1 << 19) + 4, 1 << 19, 1 << 20), streams, strict=True)
     )
     served = prepared.TieredLaunch(arrange(a.shape, a.strides, b.shape, b.strides, (8, 8), (32, 4), 4), Adds())
-    monkeypatch.setattr(on_device, "scratch", lambda x, size: a._replace(pointer=1 << 21))
+    monkeypatch.setattr(on_device, "scratch", lambda a, size: a._replace(pointer=1 << 21))
     monkeypatch.setattr(on_device.ordered, "wait", lambda stream, other, _: seen[stream].update(seen[other]))
     monkeypatch.setattr(on_device.ordered, "copy", copied)
     for stream in seen:
         put(f"earlier on {stream}", stream)
-    on_device.enqueue(served, device_operands.Inputs(a, b, old=c), out, (1.0, 1.0))
+    on_device.enqueue(PlacedCall(a, b, out, Options(alpha=1.0, beta=1.0), old=c), served)
     earlier = {f"earlier on {stream}" for stream in streams}
     assert before["b"] >= {f"earlier on {streams[1]}"}
     assert before["c"] == {*earlier, "b"}  # which lies where c is copied to

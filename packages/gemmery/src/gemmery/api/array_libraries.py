@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from gemmery import arrays, dtypes
-from gemmery.api.device_call import keep, low_bits, table
+from gemmery.api.device_call import KnownOptions, PlacedCall, keep, low_bits, table
 from gemmery.arrays import View, pytorch
 from gemmery.arrays.reading import SHORT
-from gemmery.keywords import DEFAULTS, Options
+from gemmery.keywords import DEFAULTS
 from gemmery.tuples import NamedTuple
 
 if TYPE_CHECKING:
-    from gemmery.api.device_operands import Inputs
     from gemmery.api.prepared import TieredLaunch
     from gemmery.cuda.launch import Scalars
 
@@ -40,17 +39,6 @@ NO_PARTS = (0, 0)
 _ARRAYS = ("bias", "scale_a", "scale_b")  # options that may be arrays
 
 
-class KnownOptions(NamedTuple):
-    """What a call with options has besides, or with a C that is not `out`."""
-
-    apart: tuple[tuple[int, int], ...]  # as of A and B, of bias, factors and C that are arrays
-    bias_dtype: Any  # in which a kernel reads a bias
-    scalars: Scalars
-    in_place: bool = False  # C has the layout and type of the result: at the same address it is not copied
-    c_bytes: int = 0  # of such a C, if it is contiguous
-    is_grouped: bool = False  # offsets of groups in the place of C
-
-
 class KnownCall(NamedTuple):
     """A call seen before."""
 
@@ -65,48 +53,45 @@ class KnownCall(NamedTuple):
     options: KnownOptions | None = None
 
 
-def remember(
-    name: str, inputs: Inputs, target: View, is_new: bool, options: Options, keywords: Keywords, served: TieredLaunch
-) -> None:
+def remember(name: str, call: PlacedCall, is_new: bool, keywords: Keywords, served: TieredLaunch) -> None:
     """Use the fast path for calls like this one of the function `name`, if the library of its arrays has one.
 
-    `target` is the result, a new array or `out`. `keywords` are the options that the call named.
+    C is a new array or `out`. `keywords` are the options that the call named.
     """
     from gemmery.cuda.launch import packed_scalars
 
-    library = library_of(inputs.x.array)
+    a, b, c, options = call.a, call.b, call.c, call.options
+    library = library_of(a.array)
     if library is None:
         return
-    kind = dtypes.get(target.dtype).kind
+    kind = dtypes.get(c.dtype).kind
     if kind == "c" and isinstance(library, Torch):
         return  # a conjugate view has the same address, shape and strides
-    out = None if is_new else target.array
-    where = inputs.offsets
-    old, c = (None, None) if options.old is out else (inputs.old, options.old)
-    old, c = (old, c) if where is None else (where, where.array)
-    x, y, *others = (z for z in (*inputs.read, old) if z is not None)
-    if options.alpha == 0 or served.form.runs != 1 or any(z.stream != x.stream for z in (y, *others, target)):
+    out = None if is_new else c.array
+    old = call.offsets or (None if options.old is out else call.old)
+    others = [z for z in (*call.read[2:], old) if z is not None]
+    if options.alpha == 0 or served.form.runs != 1 or any(z.stream != a.stream for z in (b, *others, c)):
         return
-    extras, strides = None, arrays.contiguous(target.shape, 1)
-    if any(inputs.parts) or keywords or old is not None:
-        in_place = old is not None and (old.dtype, old.strides) == (target.dtype, target.strides)
-        size = dtypes.get(target.dtype).size
-        whole = math.prod(target.shape) * size if target.strides == arrays.contiguous(target.shape, size) else 0
-        scalars = packed_scalars(options.alpha, options.beta, target.dtype)
-        bias_dtype = library.dtype(dtypes.get(target.dtype).accumulator)
-        apart = tuple(_apart(z, target) for z in others)
-        extras = KnownOptions(apart, bias_dtype, scalars, in_place, whole if in_place else 0, where is not None)
+    extras = None
+    if any(call.parts) or keywords or old is not None:
+        size = dtypes.get(c.dtype).size
+        in_place = old is not None and (old.dtype, old.strides) == (c.dtype, c.strides)
+        whole = math.prod(c.shape) * size if in_place and c.strides == arrays.contiguous(c.shape, size) else 0
+        scalars = packed_scalars(options.alpha, options.beta, c.dtype)
+        bias_dtype = library.dtype(dtypes.get(c.dtype).accumulator)
+        apart = tuple(_apart(z, c) for z in others)
+        extras = KnownOptions(apart, bias_dtype, scalars, in_place, whole, call.offsets is not None)
     if options.alpha == 1 and options.beta == 0:
         name = PLAIN[name]
     elif kind != "f":  # the fast path packs alpha and beta as they are
         return
-    named_options = keywords if keywords or any(inputs.parts) else None
-    key = library.key(x.array, y.array, out, name, named_options, inputs.parts, c)
+    named_options = keywords if keywords or any(call.parts) else None
+    key = library.key(a.array, b.array, out, name, named_options, call.parts, old and old.array)
     if key is None:
         return
-    dtype = library.dtype(target.dtype) if is_new else None
-    call = KnownCall(served, target.shape, strides, dtype, *_apart(x, target), *_apart(y, target), extras)
-    keep(table.calls, key, call)
+    dtype = library.dtype(c.dtype) if is_new else None
+    strides = arrays.contiguous(c.shape, 1)
+    keep(table.calls, key, KnownCall(served, c.shape, strides, dtype, *_apart(a, c), *_apart(b, c), extras))
     PATHS.update(dict.fromkeys(library.types, library.multiply))
 
 
@@ -125,9 +110,9 @@ def scaled(a: Any, b: Any, c: Any, out: Any, name: str, alpha: Any, beta: Any, k
     return path(a, b, out, name, (alpha, beta), keywords or None, NO_PARTS, other) if exact else None
 
 
-def _apart(x: View, target: View) -> tuple[int, int]:
-    low, high = arrays.reach(x.shape, x.strides, x.dtype)
-    bottom, top = arrays.reach(target.shape, target.strides, target.dtype)
+def _apart(z: View, c: View) -> tuple[int, int]:
+    low, high = arrays.reach(z.shape, z.strides, z.dtype)
+    bottom, top = arrays.reach(c.shape, c.strides, c.dtype)
     return low - top, high - bottom
 
 
@@ -254,9 +239,9 @@ class Torch:
         reading = self.read((a, b, *others) if out is None else (a, b, out, *others))
         return (rest, *reading[0]) if rest and reading is not None else None
 
-    def _look_ups(self) -> tuple[Callable[..., KnownCall | None], Callable[..., tuple[list[int], KnownCall | None]]]:
-        """Return the look-ups of calls by what their tensors say of themselves: without options, and with them."""
-        calls, latest, strided, read, words_of = table.calls, table.latest, self.torch.strided, self.read, self.words
+    def _look_up(self) -> Callable[..., KnownCall | None]:
+        """Return the look-up of calls by what their tensors say of themselves."""
+        calls, latest, strided, read = table.calls, table.latest, self.torch.strided, self.read
         recording, make = self.torch.is_grad_enabled, pytorch.comparer(self.torch)
         general = ("f64", "f32", "f16", "bf16", "int32", "int64")
         names = {getattr(self.torch, dtypes.get(name).numpy, name): name for name in general}
@@ -293,20 +278,7 @@ class Torch:
                 keep(latest, place, (rest, make(*tensors) if again else _never, tracked, call))
             return call
 
-        def optional(
-            tensors: tuple[Any, ...], low: int, q: int, name: str, scalars: Scalars | None, options: Keywords | None,
-            parts: tuple[int, int], c: Any,
-        ) -> tuple[list[int], KnownCall | None]:  # fmt: skip
-            rest, others = words_of(name, options, parts, c)
-            starts = [z.data_ptr() for z in others]
-            if not rest or 0 in starts:
-                return starts, None
-            for start in starts:
-                low |= start
-            tensors += others
-            return starts, known(tensors, rest, q + len(tensors), low & 15, scalars)
-
-        return known, optional
+        return known
 
     def _run(
         self, run: Any, addresses: tuple[int, int, int], stream: int, workspace: int, extras: KnownOptions,
@@ -346,8 +318,7 @@ class Torch:
         stream_of = torch._C._cuda_getCurrentRawStream
         is_unseen, written = self.is_unseen, pytorch.version_bump(torch)
         empty, current = pytorch.device_allocator(torch)
-        (known, optional), run_with_options = self._look_ups(), self._run
-        nothing: list[int] = []
+        known, words_of, run_with_options = self._look_up(), self.words, self._run
 
         def multiply(
             a: Any, b: Any, out: Any, name: str, scalars: Scalars | None, options: Keywords | None = None,
@@ -365,11 +336,17 @@ class Torch:
                 p, q, r = a.data_ptr(), b.data_ptr(), 0 if out is None else out.data_ptr()
                 if not p or not q or (out is not None and not r):
                     return None
-                tensors = (a, b) if out is None else (a, b, out)
-                if options is c is None:
-                    starts, call = nothing, known(tensors, name, q + len(tensors), (p | q | r) & 15, scalars)
-                else:
-                    starts, call = optional(tensors, p | q | r, q, name, scalars, options, parts, c)
+                tensors: tuple[Any, ...] = (a, b) if out is None else (a, b, out)
+                rest, low = name, p | q | r
+                if options is not None or c is not None:
+                    rest, others = words_of(name, options, parts, c)
+                    starts = [z.data_ptr() for z in others]
+                    if not rest or 0 in starts:
+                        return None
+                    for start in starts:
+                        low |= start
+                    tensors += others
+                call = known(tensors, rest, q + len(tensors), low & 15, scalars)
             except (RuntimeError, TypeError, ValueError):  # a tensor without memory, or an option that has no key
                 return None
             if call is None:

@@ -6,19 +6,16 @@ serves tensor cores: those for float64, and those that multiply float32 in parts
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import prod
-from typing import Any
 
 from gemmery import arrays, dtypes
-from gemmery.api.device_call import table
-from gemmery.api.device_operands import Inputs
+from gemmery.api.device_call import PlacedCall, table
 from gemmery.arrange import Ints
 from gemmery.arrays import View
-from gemmery.cuda import driver, ordered
+from gemmery.cuda import driver
 from gemmery.cuda.geometry import C_NAMES, template
 from gemmery.cuda.launch import Ready, first_arguments, product_argument
-from gemmery.keywords import Options
 from gemmery.problem import Problem
 
 REAL = {"complex64": "f32", "complex128": "f64"}  # the numbers that are multiplied in the place of these
@@ -28,51 +25,42 @@ _MOST, _COLUMNS = {"complex64": 1 << 31, "complex128": 1 << 29}, 128
 _WORK, _ROWS = 1 << 24, 64  # multiply-adds and rows of A from which expanding B is a small part
 
 
-def pays(inputs: Inputs, options: Options) -> bool:
+def pays(call: PlacedCall) -> bool:
     """Return True where a product of complex numbers is one of real ones: its scalars are real, and it has no bias.
 
     That takes less time than a complex kernel where B is reused: 4096^3 of complex64 10.9 ms and 11.9 on an H200.
     """
-    x, y = inputs.x, inputs.y
-    if inputs.bias is not None or options.alpha.imag or options.beta.imag:
+    a, b, options = call.a, call.b, call.options
+    if a.dtype not in REAL or call.bias is not None or options.alpha.imag or options.beta.imag:
         return False
-    if not all(2 <= len(z.shape) <= 3 for z in (x, y)) or 0 in (*x.shape, *y.shape):
+    if not all(2 <= len(z.shape) <= 3 for z in (a, b)) or 0 in (*a.shape, *b.shape):
         return False
     if options.precision is not None:
         return True
-    card = driver.find(x.device)
-    faster = x.dtype == "complex64" or card.peak("tensor_f64") > card.peak("f64")
-    return faster and prod(x.shape[-2:]) * y.shape[-1] >= _WORK and x.shape[-2] >= _ROWS
+    card = driver.find(a.device)
+    faster = a.dtype == "complex64" or card.peak("tensor_f64") > card.peak("f64")
+    return faster and prod(a.shape[-2:]) * b.shape[-1] >= _WORK and a.shape[-2] >= _ROWS
 
 
-def multiply(
-    inputs: Inputs, target: View, options: Options, scratch: Callable[[View, int], View],
-    compute: Callable[[Inputs, View, Options], Any],
-) -> None:  # fmt: skip
-    """Write a product to `target`, whose rows are adjacent, by `compute`, which multiplies real numbers.
+def real_products(call: PlacedCall, scratch: Callable[[View, int], View]) -> Iterator[PlacedCall]:
+    """Yield the products of real numbers that a complex one consists of, each when what it reads is written.
 
-    `target` has what beta multiplies, and overlaps neither A nor B, of which it is written some columns at a time.
-    `scratch` allocates bytes on the device of a view for the time of the call.
+    C, whose rows are adjacent, has what beta multiplies, and overlaps neither A nor B: it is written some columns at a
+    time. `scratch` allocates bytes on the device of a view for the time of the call.
     """
-    x, y = inputs.x, inputs.y
-    size = dtypes.get(x.dtype).size
-    others = {z.stream for z in (x, y, target)} - {x.stream}
-    for other in others:
-        ordered.wait(x.stream, other, x.ordinal)
-    if x.strides[-1] != size and x.shape[-1] > 1:
-        rows = _flat(x)
-        memory = scratch(x, prod(rows.shape) * size)
-        _launch(rows.shape, rows.strides, x.dtype, x.device, "a")(x.pointer, 0, 0, x.stream, 0, memory.pointer)
-        x = memory._replace(shape=x.shape, strides=arrays.contiguous(x.shape, size), dtype=x.dtype, stream=x.stream)
-    columns, n = _flat(y), y.shape[-1]
-    step = max(_COLUMNS, _MOST[y.dtype] // (2 * prod(columns.shape[:-1]) * size) // _COLUMNS * _COLUMNS)
-    memory = scratch(x, 2 * prod(columns.shape[:-1]) * min(step, n) * size)
-    real = _as_real(x)
+    a, b, c = call.a, call.b, call.c._replace(stream=call.a.stream)
+    size = dtypes.get(a.dtype).size
+    if not _by_rows(a):
+        memory = scratch(a, prod(a.shape) * size)
+        _rewrite(a, "a", memory.pointer, a.stream)
+        a = a._replace(pointer=memory.pointer, strides=arrays.contiguous(a.shape, size), owner=memory.owner)
+    column, n = 2 * prod(b.shape[:-1]) * size, b.shape[-1]  # bytes of one that is expanded
+    step = max(_COLUMNS, _MOST[b.dtype] // column // _COLUMNS * _COLUMNS)
+    memory = scratch(a, column * min(step, n))
     for first in range(0, n, step):
-        wide = _expanded(_columns(y, first, step), memory, x)
-        compute(Inputs(real, wide), _as_real(_columns(target, first, step)), options)
-    for other in others:
-        ordered.wait(other, x.stream, x.ordinal)
+        part = _columns(b, first, step)
+        _rewrite(part, "b", memory.pointer, a.stream)
+        yield as_real(call._replace(a=a, b=part, c=_columns(c, first, step), old=None), memory.pointer)
 
 
 def _columns(z: View, first: int, count: int) -> View:
@@ -81,41 +69,38 @@ def _columns(z: View, first: int, count: int) -> View:
     return z._replace(pointer=z.pointer + first * z.strides[-1], shape=shape)
 
 
-def _expanded(y: View, memory: View, x: View) -> View:
-    """Write B as real numbers to memory, on the stream of x."""
-    columns, half = _flat(y), dtypes.get(y.dtype).size // 2
-    _launch(columns.shape, columns.strides, y.dtype, x.device, "b")(0, y.pointer, 0, x.stream, 0, memory.pointer)
-    k, n = y.shape[-2:]
-    steps = (half, 2 * k * half) if _k_adjacent(columns.strides) else (2 * n * half, half)
-    matrices = (4 * k * n * half,) * (len(y.shape) > 2)
-    shape = *y.shape[:-2], 2 * k, 2 * n
-    return memory._replace(shape=shape, strides=(*matrices, *steps), dtype=REAL[y.dtype], stream=x.stream)
-
-
-def as_real(inputs: Inputs, target: View) -> tuple[Inputs, View]:
-    """Return the real product that takes the place of a complex one, of operands by rows, without memory."""
-    x, y = inputs.x, inputs.y
-    real, half = REAL[x.dtype], dtypes.get(x.dtype).size // 2
-    shapes = (*x.shape[:-1], 2 * x.shape[-1]), (*y.shape[:-2], 2 * y.shape[-2], 2 * y.shape[-1])
-    left, right = (View(0, shape, arrays.contiguous(shape, half), real, x.device) for shape in shapes)
-    return Inputs(left, right), _as_real(target)
+def as_real(call: PlacedCall, memory: int = 0) -> PlacedCall:
+    """Return the real product that takes the place of a complex one; `memory` is the address of B as real numbers."""
+    a, b, size = call.a, call.b, dtypes.get(call.a.dtype).size
+    if not _by_rows(a):
+        a = a._replace(pointer=0, strides=arrays.contiguous(a.shape, size))
+    shape = *b.shape[:-2], 2 * b.shape[-2], 2 * b.shape[-1]
+    strides = arrays.contiguous(shape, size // 2)
+    if _k_adjacent(b.strides):
+        strides = *strides[:-2], size // 2, shape[-2] * size // 2
+    b = b._replace(pointer=memory, shape=shape, strides=strides, dtype=REAL[b.dtype], stream=a.stream)
+    return call._replace(a=_as_real(a), b=b, c=_as_real(call.c))
 
 
 def _as_real(z: View) -> View:
     """Return rows of complex numbers as rows of real ones."""
-    return z._replace(
-        shape=(*z.shape[:-1], 2 * z.shape[-1]), strides=(*z.strides[:-1], dtypes.get(z.dtype).size // 2),
-        dtype=REAL[z.dtype],
-    )  # fmt: skip
-
-
-def _flat(z: View) -> View:
-    """Return a matrix, or a batch along one dimension, as a batch."""
-    return z if len(z.shape) == 3 else z._replace(shape=(1, *z.shape), strides=(0, *z.strides))
+    shape, strides = (*z.shape[:-1], 2 * z.shape[-1]), (*z.strides[:-1], dtypes.get(z.dtype).size // 2)
+    return z._replace(shape=shape, strides=strides, dtype=REAL[z.dtype])
 
 
 def _k_adjacent(strides: Ints) -> bool:
     return abs(strides[-2]) < abs(strides[-1])
+
+
+def _by_rows(z: View) -> bool:
+    return z.strides[-1] == dtypes.get(z.dtype).size or z.shape[-1] <= 1
+
+
+def _rewrite(z: View, operand: str, memory: int, stream: int) -> None:
+    """Write the rows of A one after the other to an address, or B as real numbers."""
+    shape, strides = (z.shape, z.strides) if len(z.shape) == 3 else ((1, *z.shape), (0, *z.strides))
+    a, b = (z.pointer, 0) if operand == "a" else (0, z.pointer)
+    _launch(shape, strides, z.dtype, z.device, operand)(a, b, 0, stream, 0, memory)
 
 
 @table.once
@@ -128,11 +113,9 @@ def _launch(shape: Ints, strides: Ints, dtype: str, device: str, operand: str) -
         name, count = template("complex_rows", real), -(-rows // 32) * -(-columns // 32) * batch
     else:
         name, count = template("complex_expand", real, _k_adjacent(strides)), -(-prod(shape) // _THREADS)
-    own = View(0, shape, strides, dtype)
-    others = [View(0, sides, arrays.contiguous(sides, dtypes.get(dtype).size), dtype) for sides in ((batch, m, k),
-              (batch, k, n), (batch, m, n))]  # fmt: skip
-    a, b = (own, others[1]) if operand == "a" else (others[0], own)
-    argument = product_argument(Problem(m, n, k, dtype, dtype, batch, device=device), a, b, others[2])
+    # The kernel reads one of the three, whose strides these are.
+    a, b, c = (View(0, shape, strides, dtype) for shape in ((batch, m, k), (batch, k, n), (batch, m, n)))
+    argument = product_argument(Problem(m, n, k, dtype, dtype, batch, device=device), a, b, c)
     function = int(driver.function("complex_expand.cu", name, card.ordinal, 0))
     grid = min(count, _BLOCKS * card.sms), 1, 1
     return Ready([first_arguments(function, grid, (_THREADS, 1, 1), 0)], argument, card.ordinal, 0, False, out=dtype)

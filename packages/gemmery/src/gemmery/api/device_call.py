@@ -1,8 +1,8 @@
 """A call on a CUDA device as data, and the table of what is known of calls.
 
-A call goes this way: `array_libraries` looks it up by what its arrays say of themselves. One that is not known is read,
-checked and converted (`on_device`, `device_operands`), and described as a `DeviceCall`; `prepared` has the launches of
-that, and `enqueue` puts them on a stream.
+A call goes this way: `array_libraries` looks it up by what its arrays say of themselves, and has it, or else
+`on_device` reads and checks it, a `PlacedCall`. Without its memory that is a `DeviceCall`, of which `prepared` has the
+launches; `enqueue` puts them on a stream.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gemmery import arrays, dtypes
-from gemmery.arrange import Arrangement, Ints, Three, arrange, layout
+from gemmery.arrange import Arrangement, Ints, arrange, layout
 from gemmery.arrays import View
 from gemmery.errors import LayoutError
-from gemmery.keywords import FIELDS, NO_OPTIONS, for_kernel
+from gemmery.keywords import FIELDS, NO_OPTIONS, Options, for_kernel
 from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
 
 if TYPE_CHECKING:
     from gemmery.cuda.geometry import Scaling
+    from gemmery.cuda.launch import Scalars
 
 MOST = 8192  # entries of each kind in the table
 T = TypeVar("T")
@@ -35,8 +36,8 @@ class DeviceCall(NamedTuple):
     The pointers of its views are their lowest four bits, which decide on alignment.
     """
 
-    x: View
-    y: View
+    a: View
+    b: View
     c: View
     bias: Ints | None = None  # its strides in bytes
     epilogue: str = ""
@@ -44,7 +45,62 @@ class DeviceCall(NamedTuple):
     options: tuple[Any, ...] = for_kernel(NO_OPTIONS)
     scaling: Scaling | None = None
     split: str = ""  # operands that have parts
-    grouped: bool = False  # y has a matrix for each group of rows of x; or groups share k, where it has one matrix
+    grouped: bool = False  # B has a matrix for each group of rows of A; or groups share k, where it has one matrix
+
+
+class OperandScales(NamedTuple):
+    """The factors of A and B in C = (scale_a A) (scale_b B)."""
+
+    kind: str = ""  # as Problem.scales: "" where there are only numbers
+    factor: float = 1.0  # the product of the numbers
+    a: View | None = None
+    b: View | None = None
+    scaling: Scaling | None = None  # None without arrays
+
+
+NO_SCALES = OperandScales()
+
+
+class PlacedCall(NamedTuple):
+    """A call with its memory, whose arguments have been checked."""
+
+    a: View
+    b: View
+    c: View  # without memory and strides until it is allocated
+    options: Options = NO_OPTIONS  # alpha, beta and precision as kernels take them
+    common: str = ""  # the type in which A and B are multiplied
+    result: str = ""  # that of C
+    old: View | None = None  # what beta multiplies
+    bias: View | None = None
+    epilogue: str = ""
+    scales: OperandScales = NO_SCALES
+    parts: tuple[int, int] = (0, 0)  # addresses of those of A and of B, where they were split before
+    offsets: View | None = None  # the ends of groups of rows
+
+    @property
+    def read(self) -> tuple[View | None, ...]:
+        """A, B, the bias, and the factors of A and of B."""
+        return self.a, self.b, self.bias, self.scales.a, self.scales.b
+
+    def still(self) -> DeviceCall:
+        """Return the call without its memory."""
+        bias, options = None if self.bias is None else self.bias.strides, self.options
+        split = "".join(operand for operand, pointer in zip("ab", self.parts, strict=True) if pointer)
+        return DeviceCall(
+            still(self.a), still(self.b), still(self.c), bias, self.epilogue, options.alpha != 1 or options.beta != 0,
+            for_kernel(options), self.scales.scaling, split, self.offsets is not None,
+        )  # fmt: skip
+
+
+class KnownOptions(NamedTuple):
+    """What a known call with options has besides, or with a C that is not `out`."""
+
+    apart: tuple[tuple[int, int], ...]  # as of A and B, of bias, factors and C that are arrays
+    bias_dtype: Any  # in which a kernel reads a bias
+    scalars: Scalars
+    in_place: bool = False  # C has the layout and type of the result: at the same address it is not copied
+    c_bytes: int = 0  # of such a C, if it is contiguous
+    is_grouped: bool = False  # offsets of groups in the place of C
 
 
 class Table:
@@ -113,32 +169,33 @@ def described(call: DeviceCall) -> tuple[Arrangement, Problem]:
 
     Parts of operands that the product walks in another order, or that CUDA cores multiply, do not count.
     """
-    x, y, c = call.x, call.y, call.c
-    size, b_size, out_size = (dtypes.get(z.dtype).size for z in (x, y, c))
-    deep = call.grouped and len(y.shape) == 2
+    a, b, c = call.a, call.b, call.c
+    deep = call.grouped and len(b.shape) == 2
     if call.grouped:  # a batch of matrices of C, for parts of the k of A and B, or one of B, which shares A and C
-        (m, k), groups, n = x.shape, (c if deep else y).shape[0], c.shape[-1]
-        a, b, result = ((0, *z.strides) if len(z.strides) == 2 else z.strides for z in (x, y, c))
-        form = Arrangement(m, n, k, groups, a, b, result)  # type: ignore[arg-type] # three each
+        (m, k), batch, n = a.shape, (c if deep else b).shape[0], c.shape[-1]
+        strides = ((0, *z.strides) if len(z.strides) == 2 else z.strides for z in (a, b, c))
+        form = Arrangement(m, n, k, batch, *strides)  # type: ignore[arg-type] # three each
     else:
-        more_columns = call.bias is None
-        form = arrange(x.shape, x.strides, y.shape, y.strides, c.shape, c.strides, out_size, more_columns=more_columns)
-    m, n, k = form.m, form.n, form.k
+        size, more_columns = dtypes.get(c.dtype).size, call.bias is None
+        form = arrange(a.shape, a.strides, b.shape, b.strides, c.shape, c.strides, size, more_columns)
+    m, n, k, batch = form.m, form.n, form.k, form.batch
     layouts, low = [], []
-    sides = (x, m, k, form.a, size), (y, k, n, form.b, b_size), (c, m, n, form.c, out_size)
-    for i, (z, rows, columns, steps, each) in enumerate(sides):
-        layouts.append(layout(rows, columns, steps[1], steps[2], each))
-        pointer = math.gcd(z.pointer, *(step[i] for _, step in form.loops))
-        low.append(arrays.alignment(pointer, limiting_steps(layouts[i], form.batch, rows, columns, steps, each)))
+    a, b = a._replace(shape=(batch, m, k), strides=form.a), b._replace(shape=(batch, k, n), strides=form.b)
+    c = c._replace(shape=(batch, m, n), strides=form.c)
+    for i, z in enumerate((a, b, c)):
+        _, rows, columns = z.shape
+        layouts.append(layout(rows, columns, z.strides[1], z.strides[2], dtypes.get(z.dtype).size))
+        pointer = math.gcd(z.pointer, *(loop[i] for _, loop in form.loops))
+        low.append(arrays.alignment(pointer, limiting_strides(z, layouts[i])))
     if call.grouped and not deep and layouts[2] != "row":
         layouts[2] = "any"  # C' = B' A' would have groups of columns
     problem = Problem(
         m,
         n,
         k,
-        dtype=x.dtype,
+        dtype=a.dtype,
         out=c.dtype,
-        batch=1 if call.grouped else form.batch,
+        batch=1 if call.grouped else batch,
         a_layout=layouts[0],
         b_layout=layouts[1],
         c_layout=layouts[2],
@@ -147,10 +204,10 @@ def described(call: DeviceCall) -> tuple[Arrangement, Problem]:
         device=c.device,
         alignments=(low[0], low[1], low[2]),
         scales="" if call.scaling is None else call.scaling.kind,
-        groups=form.batch if call.grouped and not deep else 0,
-        k_groups=form.batch if deep else 0,
-        b_dtype=y.dtype if y.dtype != x.dtype else "",
-        split="".join(name for name in call.split if walks_parts(form, name, x if name == "a" else y)),
+        groups=batch if call.grouped and not deep else 0,
+        k_groups=batch if deep else 0,
+        b_dtype=b.dtype if b.dtype != a.dtype else "",
+        split="".join(operand for operand in call.split if walks_parts(form, operand, getattr(call, operand))),
         **{field: value for field, value in zip(FIELDS, call.options, strict=True) if value is not None},
     )
     return form, problem
@@ -163,53 +220,51 @@ def distinct(z: View, operand: str) -> tuple[int, int]:
     """
     if 0 in z.shape:
         return 0, 0
-    count, step = 1, 0
-    for length, stride in zip(reversed(z.shape[:-2]), reversed(z.strides[:-2]), strict=True):
+    count, stride = 1, 0
+    for length, along in zip(reversed(z.shape[:-2]), reversed(z.strides[:-2]), strict=True):
         if length == 1:
             continue
         if count == 1:
-            count, step = length, stride
-        elif stride == count * step:
+            count, stride = length, along
+        elif along == count * stride:
             count *= length
         else:
-            step = 0
-        if step == 0:
+            stride = 0
+        if stride == 0:
             raise LayoutError(
                 f"{operand} has shape {z.shape} and strides {z.strides}: no single stride walks its matrices, and "
                 "parts follow each other; copy it to a contiguous array"
             )
-    return count, step
+    return count, stride
 
 
 def walks_parts(form: Arrangement, operand: str, z: View) -> bool:
     """Return True if the product reads the rows of A, or columns of B, in the order of the array's memory."""
     place = "ab".index(operand)  # of the operand, and of its rows or columns
-    steps, sides = (form.a, form.b)[place], (form.m, form.n)[place]
-    if any(step[place] for _, step in form.loops) or 0 in z.shape or 0 in (form.m, form.n):
+    strides, n = (form.a, form.b)[place], (form.m, form.n)[place]
+    if any(loop[place] for _, loop in form.loops) or 0 in z.shape or 0 in (form.m, form.n):
         return False
-    count, batch_step = distinct(z, operand)
-    own, own_step, side_step = z.shape[place - 2], z.strides[place - 2], steps[1 + place]
-    matrices = form.batch if steps[0] else 1
-    total = count * own
-    if matrices * sides != total:
+    count, stride = distinct(z, operand)
+    own, own_stride = z.shape[place - 2], z.strides[place - 2]
+    if (form.batch if strides[0] else 1) * n != count * own:
         return False
     return all(
-        i // sides * steps[0] + i % sides * side_step == i // own * batch_step + i % own * own_step
-        for i in {1, own - 1, own, sides - 1, sides, total - 1}
-        if i < total
+        i // n * strides[0] + i % n * strides[1 + place] == i // own * stride + i % own * own_stride
+        for i in {1, own - 1, own, n - 1, n, count * own - 1}
+        if i < count * own
     )
 
 
-def limiting_steps(layout_: str, batch: int, rows: int, columns: int, strides: Three, size: int) -> Ints:
-    """Return the strides that limit a matrix's alignment: all but those of length 1 and of adjacent elements.
+def limiting_strides(z: View, layout_: str) -> Ints:
+    """Return the strides that limit the alignment of a batch: all but those of length 1 and of adjacent elements.
 
     A stride of a repeated or reversed row or column, or of a reversed batch, counts as 1 byte: tensor maps, which take
     multiples of 16 bytes, describe none of them.
     """
-    along, row, column = strides
-    steps = [along if along >= 0 else 1] if batch > 1 else []
-    if rows > 1 and layout_ != "col" and not (columns == 1 and row == size):
-        steps.append(row if row > 0 else 1)
-    if columns > 1 and layout_ != "row":
-        steps.append(column if column > 0 else 1)
-    return tuple(steps)
+    (batch, m, n), (along, row, column) = z.shape, z.strides
+    strides = [along if along >= 0 else 1] if batch > 1 else []
+    if m > 1 and layout_ != "col" and not (n == 1 and row == dtypes.get(z.dtype).size):
+        strides.append(row if row > 0 else 1)
+    if n > 1 and layout_ != "row":
+        strides.append(column if column > 0 else 1)
+    return tuple(strides)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gemmery import arrays, config, dtypes
-from gemmery.api.device_call import DeviceCall, still, table
+from gemmery.api.device_call import NO_SCALES, OperandScales, PlacedCall, table
 from gemmery.api.options import dtype_name, scalar
 from gemmery.api.promote import can_cast, kernel_types, promoted, widened
 from gemmery.arrange import Ints
@@ -18,8 +18,7 @@ from gemmery.arrays import View, view
 from gemmery.cuda import driver, ordered
 from gemmery.cuda.geometry import Scaling
 from gemmery.errors import ArgumentError, DTypeError, LayoutError, RefusedError, ShapeError, brief, is_one
-from gemmery.keywords import Options, for_kernel
-from gemmery.tuples import NamedTuple
+from gemmery.keywords import Options
 
 _HOPPER = 90  # the only compute capability with wgmma, by which 8-bit types and factors are multiplied
 ROUNDED = ("bf16", "f16", "f32")  # results of 8-bit types, and of operands with factors
@@ -27,45 +26,6 @@ _FEW_ROWS, _SMALL = 16, 1 << 28  # rows or columns of C, and multiply-adds, up t
 BLOCK = 128  # rows and columns of an operand that share a factor
 SCALED = (*dtypes.FLOAT8, "int8", "f16", "bf16")  # element types of operands that may have factors
 NUMBER = (int, float, complex, np.number)
-
-
-class OperandScales(NamedTuple):
-    """The factors of A and B in C = (scale_a A) (scale_b B)."""
-
-    kind: str = ""  # as Problem.scales: "" where there are only numbers
-    factor: float = 1.0  # the product of the numbers
-    a: View | None = None
-    b: View | None = None
-    scaling: Scaling | None = None  # None without arrays
-
-
-NO_SCALES = OperandScales()
-
-
-class Inputs(NamedTuple):
-    """The inputs of a product, in the element types that its kernel reads."""
-
-    x: View
-    y: View
-    bias: View | None = None  # accumulators
-    epilogue: str = ""
-    scales: OperandScales = NO_SCALES
-    parts: tuple[int, int] = (0, 0)  # addresses of those of A and of B, where they were split before
-    offsets: View | None = None  # the ends of groups of rows
-    old: View | None = None  # what beta multiplies
-
-    @property
-    def read(self) -> tuple[View | None, ...]:
-        """A, B, the bias, and the factors of A and of B."""
-        return self.x, self.y, self.bias, self.scales.a, self.scales.b
-
-    def call(self, target: View, scaled: bool, options: Options) -> DeviceCall:
-        """Return the product into `target` without its memory."""
-        bias = None if self.bias is None else self.bias.strides
-        split = "".join(letter for letter, address in zip("ab", self.parts, strict=True) if address)
-        x, y, c = map(still, (self.x, self.y, target))
-        kernel, scaling, grouped = for_kernel(options), self.scales.scaling, self.offsets is not None
-        return DeviceCall(x, y, c, bias, self.epilogue, scaled, kernel, scaling, split, grouped)
 
 
 def located(z: View) -> View:
@@ -82,8 +42,8 @@ def located(z: View) -> View:
             f"address {z.pointer:#x} of elements of {size} bytes: it must be a multiple of the element size on a "
             "device; copy the array first"
         )
-    for step, length in zip(z.strides, z.shape, strict=True):
-        if length > 1 and step % size:
+    for n, stride in zip(z.shape, z.strides, strict=True):
+        if n > 1 and stride % size:
             raise LayoutError(
                 f"strides {z.strides} of elements of {size} bytes: they must be multiples of the element size "
                 "on a device; copy the array first"
@@ -91,20 +51,20 @@ def located(z: View) -> View:
     return z._replace(device=f"cuda:{ordered.where(z.pointer) if z.pointer else 0}") if z.device == "cuda" else z
 
 
-def types(x: View, y: View, dtype: Any, like: View | None = None) -> tuple[str, str]:
+def types(a: View, b: View, dtype: Any, c: View | None = None) -> tuple[str, str]:
     """Return the type to which A and B are converted, and that of the result.
 
-    `dtype` is what `dtype=` names. `like` is `out` or the C that beta multiplies, whose type decides on results of
-    float8 and int8 that `dtype=` does not.
+    `dtype` is what `dtype=` names. `c` is `out` or the C that beta multiplies, whose type decides on results of float8
+    and int8 that `dtype=` does not.
 
     Raises DTypeError for types that the device does not multiply.
     """
     dtype = None if dtype is None else dtype_name(dtype)
-    if x.dtype in dtypes.FLOAT8 or y.dtype in dtypes.FLOAT8:
-        return _of_float8(x, y, dtype or (like and like.dtype))
-    common = promoted(x.dtype, y.dtype)
-    if dtype is None and like is not None and common == "int8" and can_cast(common, like.dtype, "safe"):
-        dtype = like.dtype
+    if a.dtype in dtypes.FLOAT8 or b.dtype in dtypes.FLOAT8:
+        return _of_float8(a, b, dtype or (c and c.dtype))
+    common = promoted(a.dtype, b.dtype)
+    if dtype is None and c is not None and common == "int8" and can_cast(common, c.dtype, "safe"):
+        dtype = c.dtype
     if common == "int8" and dtype in ROUNDED:
         return common, dtype
     result = common if dtype is None else widened(common, dtype)
@@ -116,33 +76,34 @@ def operand_type(common: str, result: str) -> str:
     return "bool" if result == "bool" else kernel_types(common, result)[0]
 
 
-def stay_mixed(x: View, y: View, common: str, result: str, precision: str | None) -> bool:
+def stay_mixed(call: PlacedCall) -> bool:
     """Return True if a kernel widens A and B of two types as it loads them: float8, and small products on CUDA cores.
 
     Others are converted before: that takes a small part of a large product, which then runs by a faster kernel.
     """
-    if x.dtype == y.dtype or x.dtype in dtypes.FLOAT8:
-        return x.dtype != y.dtype
-    kinds = {dtypes.get(name).kind for name in (common, result)}
-    if min(len(x.shape), len(y.shape)) < 2 or precision is not None or kinds & {"c", "b"}:
+    a, b = call.a, call.b
+    if a.dtype == b.dtype or a.dtype in dtypes.FLOAT8:
+        return a.dtype != b.dtype
+    kinds = {dtypes.get(dtype).kind for dtype in (call.common, call.result)}
+    if min(len(a.shape), len(b.shape)) < 2 or call.options.precision is not None or kinds & {"c", "b"}:
         return False
-    m, n, k = x.shape[-2], y.shape[-1], x.shape[-1]
-    return min(m, n) > 1 and (min(m, n) <= _FEW_ROWS or (common not in ("f16", "bf16") and m * n * k <= _SMALL))
+    m, n, k = a.shape[-2], b.shape[-1], a.shape[-1]
+    return min(m, n) > 1 and (min(m, n) <= _FEW_ROWS or (call.common not in ("f16", "bf16") and m * n * k <= _SMALL))
 
 
-def _of_float8(x: View, y: View, dtype: str | None) -> tuple[str, str]:
+def _of_float8(a: View, b: View, dtype: str | None) -> tuple[str, str]:
     """Return the type of A and that of the product where an operand is float8; B may be the other kind."""
-    long, other = (dtypes.get(z.dtype).numpy for z in (x, y))
-    if not {x.dtype, y.dtype}.issubset(dtypes.FLOAT8):
+    long = dtypes.get(a.dtype).numpy
+    if not {a.dtype, b.dtype}.issubset(dtypes.FLOAT8):
         raise DTypeError(
-            f"a is {long} and b is {other}: on a device float8 is multiplied by float8 only; convert both "
-            "operands to float16, which holds every value of 8-bit types, or to another type"
+            f"a is {long} and b is {dtypes.get(b.dtype).numpy}: on a device float8 is multiplied by float8 only; "
+            "convert both operands to float16, which holds every value of 8-bit types, or to another type"
         )
     result = dtype or "bf16"
     if result in ROUNDED:
-        return x.dtype, result
+        return a.dtype, result
     raise DTypeError(
-        f"a product of {long} into {dtypes.get(result).numpy} on {x.device}: the result can be bfloat16, float16 or "
+        f"a product of {long} into {dtypes.get(result).numpy} on {a.device}: the result can be bfloat16, float16 or "
         "float32; pass one of them as dtype=, or an out of that type"
     )
 
@@ -242,52 +203,60 @@ def checked(precision: Any, common: str, result: str) -> str | None:
     return str(precision)
 
 
-def scales(options: Options, x: View, y: View, common: str, result: str) -> OperandScales:
-    """Return the factors of A and B, whose views are x and y, for `scale_a` and `scale_b` of the options.
+def scales(options: Options, a: View, b: View, common: str, result: str) -> OperandScales:
+    """Return the factors of A and B for `scale_a` and `scale_b` of the options.
 
     `common` is the type in which A and B are multiplied, `result` that of C.
 
     Raises ShapeError, DTypeError, DeviceError, LayoutError or ArgumentError for factors that are neither one number nor
     as many as an operand has rows, columns or blocks.
     """
-    factor, a, b = _read_scales(options, x, common, result)
-    if a is None and b is None:
+    factor, of_a, of_b = _read_scales(options, a, common, result)
+    if of_a is None and of_b is None:
         return NO_SCALES if factor == 1 else OperandScales(factor=factor)
-    m, k = x.shape[-2] if len(x.shape) > 1 else 1, x.shape[-1]
-    n = y.shape[-1] if len(y.shape) > 1 else 1
-    alone = len(x.shape) <= 2 and len(y.shape) <= 2
-    by_row = a is None or a.shape in _outer(m, (m, 1), alone)
-    by_column = b is None or b.shape in _outer(n, (1, n), alone)
+    m, k = a.shape[-2] if len(a.shape) > 1 else 1, a.shape[-1]
+    n = b.shape[-1] if len(b.shape) > 1 else 1
+    alone = len(a.shape) <= 2 and len(b.shape) <= 2
+    by_row = of_a is None or of_a.shape in _outer(m, (m, 1), alone)
+    by_column = of_b is None or of_b.shape in _outer(n, (1, n), alone)
     if by_row and by_column:
-        a_row = 0 if a is None or not a.shape else _step(a, 0)
-        b_column = 0 if b is None or not b.shape else _step(b, -1)
-        return OperandScales("outer", factor, a, b, Scaling("outer", a_row, 0, 0, b_column))
+        row = 0 if of_a is None or not of_a.shape else _step(of_a, 0)
+        column = 0 if of_b is None or not of_b.shape else _step(of_b, -1)
+        return OperandScales("outer", factor, of_a, of_b, Scaling("outer", row, 0, 0, column))
     pieces, columns = -(-k // BLOCK), -(-n // BLOCK)
-    if alone and a is not None and b is not None and a.shape == (m, pieces) and b.shape == (pieces, columns):
+    blocks = (m, pieces), (pieces, columns)
+    if alone and of_a is not None and of_b is not None and (of_a.shape, of_b.shape) == blocks:
         if common not in dtypes.FLOAT8:
             raise DTypeError(
                 f"factors of blocks of {BLOCK} apply to float8 products, not to {dtypes.get(common).numpy}: pass one "
                 f"for each row of a, shape ({m},), and one for each column of b, shape ({n},)"
             )
-        scaling = Scaling("blocks", _step(a, 0), _step(a, 1), _step(b, 0), _step(b, 1))
-        return OperandScales("blocks", factor, a, b, scaling)
-    raise _wrong_shape(x, y, a, b)
+        scaling = Scaling("blocks", _step(of_a, 0), _step(of_a, 1), _step(of_b, 0), _step(of_b, 1))
+        return OperandScales("blocks", factor, of_a, of_b, scaling)
+    have = ", ".join(f"{name} of shape {z.shape}" for name, z in (("scale_a", of_a), ("scale_b", of_b)) if z)
+    if not alone:
+        raise ShapeError(f"{have}: with batch dimensions (shapes {a.shape} and {b.shape}) each operand has one factor")
+    both = f", or, for blocks of {BLOCK}, both have the shapes {blocks[0]} and {blocks[1]}"
+    raise ShapeError(
+        f"{have} for operands of shapes {a.shape} and {b.shape}: scale_a is one number or has the shape ({m},), "
+        f"scale_b is one number or has the shape ({n},){both if a.dtype in dtypes.FLOAT8 else ''}"
+    )
 
 
-def group_scales(options: Options, x: View, y: View, common: str, result: str) -> OperandScales:
+def group_scales(options: Options, a: View, b: View, common: str, result: str) -> OperandScales:
     """Return the factors of the rows of A and of the groups of B, as `scales` does for one product."""
-    factor, a, b = _read_scales(options, x, common, result)
-    if a is None and b is None:
+    factor, of_a, of_b = _read_scales(options, a, common, result)
+    if of_a is None and of_b is None:
         return NO_SCALES if factor == 1 else OperandScales(factor=factor)
-    a = None if a is None else _spread("scale_a", a, (x.shape[0], 1))
-    b = None if b is None else _spread("scale_b", b, (y.shape[0], y.shape[2]))
-    (row, _), (group, column) = (0, 0) if a is None else a.strides, (0, 0) if b is None else b.strides
-    return OperandScales("outer", factor, a, b, Scaling("outer", row // 4, 0, group // 4, column // 4))
+    of_a = of_a and _spread("scale_a", of_a, (a.shape[0], 1))
+    of_b = of_b and _spread("scale_b", of_b, (b.shape[0], b.shape[2]))
+    (row, _), (group, column) = of_a.strides if of_a else (0, 0), of_b.strides if of_b else (0, 0)
+    return OperandScales("outer", factor, of_a, of_b, Scaling("outer", row // 4, 0, group // 4, column // 4))
 
 
-def _read_scales(options: Options, x: View, common: str, result: str) -> tuple[float, View | None, View | None]:
-    """Return the product of the factors that are numbers, and those that are arrays of float32 on the device of x."""
-    product, read = 1.0, []
+def _read_scales(options: Options, a: View, common: str, result: str) -> tuple[float, View | None, View | None]:
+    """Return the product of the factors that are numbers, and those that are arrays of float32 on the device of A."""
+    factor, read = 1.0, []
     for name, value in (("scale_a", options.scale_a), ("scale_b", options.scale_b)):
         if value is not None and (common not in SCALED or result not in ROUNDED):
             have, into = dtypes.get(common).numpy, dtypes.get(result).numpy
@@ -296,31 +265,30 @@ def _read_scales(options: Options, x: View, common: str, result: str) -> tuple[f
                 "float16 and bfloat16 into bfloat16, float16 and float32; pass dtype=, or multiply the operands by "
                 "them first"
             )
-        factors = None
+        z = None
         if isinstance(value, NUMBER):
-            product *= scalar(name, value, "f32").real
+            factor *= scalar(name, value, "f32").real
         elif isinstance(value, str | bytes | complex):
             raise ArgumentError(f"{name}={brief(value)} must be a number, or an array of float32 on the device")
         elif value is not None:
-            factors = located(view(value))
-            arrays.together(**{"a": x, name: factors})
-            if factors.dtype != "f32":
-                raise DTypeError(f"{name} is {dtypes.get(factors.dtype).numpy}; factors are float32: convert it first")
-        read.append(factors)
-    return product, read[0], read[1]
+            z = located(view(value))
+            arrays.together(**{"a": a, name: z})
+            if z.dtype != "f32":
+                raise DTypeError(f"{name} is {dtypes.get(z.dtype).numpy}; factors are float32: convert it first")
+        read.append(z)
+    return factor, read[0], read[1]
 
 
-def _spread(name: str, factors: View, most: Ints) -> View:
-    """Return factors as an array of the shape `most`, with a stride of 0 where they are fewer."""
-    shape, steps = factors.shape, factors.strides
-    if shape in ((), (1,)):
-        return factors._replace(shape=most, strides=(0, 0))
-    if shape == most[:1]:
-        return factors._replace(shape=most, strides=(steps[0], 0))
-    if shape == most:
-        return factors._replace(strides=(steps[0], 0 if shape[1] == 1 else steps[1]))
+def _spread(name: str, z: View, shape: Ints) -> View:
+    """Return factors as an array of this shape, with a stride of 0 where they are fewer."""
+    if z.shape in ((), (1,)):
+        return z._replace(shape=shape, strides=(0, 0))
+    if z.shape == shape[:1]:
+        return z._replace(shape=shape, strides=(z.strides[0], 0))
+    if z.shape == shape:
+        return z._replace(strides=(z.strides[0], 0 if shape[1] == 1 else z.strides[1]))
     what = "one for each row of a" if name == "scale_a" else "one for each group, or for each column of each"
-    raise ShapeError(f"{name} has shape {shape}; it must be one number, or {what}: shape {most[:1]} or {most}")
+    raise ShapeError(f"{name} has shape {z.shape}; it must be one number, or {what}: shape {shape[:1]} or {shape}")
 
 
 def _outer(count: int, matrix: Ints, alone: bool) -> tuple[Ints, ...]:
@@ -329,20 +297,6 @@ def _outer(count: int, matrix: Ints, alone: bool) -> tuple[Ints, ...]:
     return (*single, (count,), matrix) if alone else single
 
 
-def _step(factors: View, axis: int) -> int:
+def _step(z: View, axis: int) -> int:
     """Return the elements from one factor to the next along an axis."""
-    return 0 if factors.shape[axis] == 1 else factors.strides[axis] // 4
-
-
-def _wrong_shape(x: View, y: View, a: View | None, b: View | None) -> ShapeError:
-    """Return the error for factors of shapes that mean nothing together."""
-    have = ", ".join(f"{name} of shape {z.shape}" for name, z in (("scale_a", a), ("scale_b", b)) if z is not None)
-    if len(x.shape) > 2 or len(y.shape) > 2:
-        return ShapeError(f"{have}: with batch dimensions (shapes {x.shape} and {y.shape}) each operand has one factor")
-    (m, k), n = x.shape if len(x.shape) == 2 else (1, *x.shape), y.shape[-1] if len(y.shape) > 1 else 1
-    pieces, columns = -(-k // BLOCK), -(-n // BLOCK)
-    blocks = f", or, for blocks of {BLOCK}, both have the shapes ({m}, {pieces}) and ({pieces}, {columns})"
-    return ShapeError(
-        f"{have} for operands of shapes {x.shape} and {y.shape}: scale_a is one number or has the shape ({m},), "
-        f"scale_b is one number or has the shape ({n},){blocks if x.dtype in dtypes.FLOAT8 else ''}"
-    )
+    return 0 if z.shape[axis] == 1 else z.strides[axis] // 4

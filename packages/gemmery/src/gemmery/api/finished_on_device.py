@@ -234,27 +234,21 @@ def _matrix(
     arrays.together(**{"a": a, "b": bs[-1], **{f"operand {i}": each for i, each in enumerate(memories)}})
     if common not in dtypes.FLOAT8:  # each of the two is multiplied by both
         a, *bs = (converted(z, common) for z in (a, *bs))
-    others = {each.stream for each in (*bs, *memories)} - {a.stream}
-    for other in others:
-        ordered.wait(a.stream, other, a.ordinal)
-    launch = _fused(a, bs, graph, values, outputs, options)
-    alone = None
-    if launch is not None:
-        alone = _run_fused(launch, a, bs, values, outputs)
-    else:
+    with ordered.between(a, {z.stream for z in (*bs, *memories)}):
+        launch = _fused(a, bs, graph, values, outputs, options)
+        if launch is not None:
+            return _run_fused(launch, a, bs, values, outputs)
         totals = [new(a, (a.shape[0], bs[0].shape[1]), call.sums) for _ in bs]
         passed = {"scale_a": options.scale_a, "scale_b": options.scale_b, "precision": options.precision}
         keywords = {name: value for name, value in passed.items() if value is not None}
         keywords |= {"batch_invariant": True} if options.batch_invariant else {}
-        for weight, y, total in zip(call.weights, bs, totals, strict=True):
+        for weight, b, total in zip(call.weights, bs, totals, strict=True):
             if keywords:
                 multiply(call.x, weight, out=total.array, dtype=dtypes.get(call.sums).numpy, **keywords)
             else:
-                write(a, y, total)
+                write(a, b, total)
         _rows(totals, graph, values, outputs, "f64" if graph.outputs[0].dtype == "f64" else "f32", a.stream)
-    for other in others:
-        ordered.wait(other, a.stream, a.ordinal)
-    return alone
+    return None
 
 
 def _fused(

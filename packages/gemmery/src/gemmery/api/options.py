@@ -309,19 +309,19 @@ def epilogue_name(bias: Any, activation: str | None, result: str) -> str:
     return "+".join(part for part in ("" if bias is None else "bias", activation or "") if part)
 
 
-def check_bias(bias: View, sides: Ints, result: str) -> None:
+def check_bias(bias: View, shape: Ints, result: str) -> None:
     """Raise ShapeError or DTypeError unless this is a bias for results of type `result`.
 
-    `sides` are (n,), of a product with n columns, or (groups, n) of grouped products.
+    `shape` is (n,), of a product with n columns, or (groups, n) of grouped products.
     """
-    if len(sides) == len(bias.shape) == 2 and bias.shape != sides:
+    if len(shape) == len(bias.shape) == 2 and bias.shape != shape:
         raise ShapeError(
-            f"bias has shape {bias.shape}; it must be one number, one for each column: shape {sides[1:]}, or one for "
-            f"each column of each group: shape {sides}"
+            f"bias has shape {bias.shape}; it must be one number, one for each column: shape {shape[1:]}, or one for "
+            f"each column of each group: shape {shape}"
         )
-    if bias.shape not in ((), (1,), sides[-1:], sides):
+    if bias.shape not in ((), (1,), shape[-1:], shape):
         raise ShapeError(
-            f"bias has shape {bias.shape}; it must be one number, or one for each column: shape {sides[-1:]}"
+            f"bias has shape {bias.shape}; it must be one number, or one for each column: shape {shape[-1:]}"
         )
     if not can_cast(bias.dtype, result, "same_kind"):
         have, want = dtypes.get(bias.dtype).numpy, dtypes.get(result).numpy

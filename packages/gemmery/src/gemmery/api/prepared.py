@@ -194,9 +194,9 @@ def _general(form: Arrangement, problem: Problem, call: DeviceCall) -> Ready | H
 
 def operand_views(form: Arrangement, problem: Problem, bias: Ints | None) -> tuple[View, View, View, View | None]:
     """Return A, B, C and the bias as a kernel takes them, without addresses; `bias` are its strides."""
-    sides = (form.batch, form.n) if problem.groups else (form.n,)
-    row = None if bias is None else View(0, sides, bias, dtypes.get(problem.out).accumulator)
-    return *arrays.operands(form, problem), row
+    shape = (form.batch, form.n) if problem.groups else (form.n,)
+    z = None if bias is None else View(0, shape, bias, dtypes.get(problem.out).accumulator)
+    return *arrays.operands(form, problem), z
 
 
 def alone(launches: Sequence[Geometry], problem: Problem, a: View, b: View, c: View) -> Ready:
@@ -261,13 +261,13 @@ def _better(
 ) -> Ready | Halved:
     """Return the launches made for such a product."""
     size, device = dtypes.get(dtype).size, f"cuda:{ordinal}"
+    shape = result_shape(tuple(a), tuple(b))
+    c = View(0, shape, arrays.contiguous(shape, size), dtype, device)
     x, y = (
-        View(address, tuple(shape), tuple(size * step for step in steps), dtype, device)
-        for shape, steps, address in ((a, a_step, p), (b, b_step, q))
+        c._replace(pointer=pointer, shape=tuple(shape), strides=tuple(size * stride for stride in strides))
+        for shape, strides, pointer in ((a, a_step, p), (b, b_step, q))
     )
-    shape = result_shape(x.shape, y.shape)
-    target = View(0, shape, arrays.contiguous(shape, size), dtype, device)
-    return specialized(DeviceCall(x, y, target, scaled=scaled)).run
+    return specialized(DeviceCall(x, y, c, scaled=scaled)).run
 
 
 class LoadedKernel(NamedTuple):

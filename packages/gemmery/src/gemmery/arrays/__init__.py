@@ -82,15 +82,15 @@ def kind(*operands: object) -> object:
     return operands[0]
 
 
-def empty(like: Any, shape: tuple[int, ...], dtype: str) -> View:
-    """Return an uninitialized C-contiguous array for a result like `like`, by its View; `wrap` finishes the array."""
-    if library(like, "torch", "Tensor") is not None:
-        return pytorch.empty(like, shape, dtype)
-    cupy = library(like, "cupy", "ndarray")
+def empty(array: Any, shape: tuple[int, ...], dtype: str) -> View:
+    """Return an uninitialized C-contiguous array for a result array `array`, by its View; `wrap` finishes the array."""
+    if library(array, "torch", "Tensor") is not None:
+        return pytorch.empty(array, shape, dtype)
+    cupy = library(array, "cupy", "ndarray")
     if cupy is not None:
-        with like.device:
+        with array.device:
             return cupy_view(cupy.empty(shape, numpy_dtype(dtype)))
-    own = like.dtype if isinstance(like, np.ndarray) else None
+    own = array.dtype if isinstance(array, np.ndarray) else None
     if SHORT.get(own) != dtype:
         own = numpy_dtype(dtype)  # else the operand's dtype: NumPy has two for int64, and returns the operand's
     return numpy_view(_memory(shape, own))
@@ -104,9 +104,9 @@ def _memory(shape: tuple[int, ...], dtype: Any) -> Array:
         raise ShapeError(f"a result of shape {shape} is too large for an array: {error}") from error
 
 
-def allocates(like: object) -> bool:
-    """Return True if `empty` can allocate on the device of `like`: for PyTorch and CuPy."""
-    return (library(like, "torch", "Tensor") or library(like, "cupy", "ndarray")) is not None
+def allocates(array: object) -> bool:
+    """Return True if `empty` can allocate on the device of `array`: for PyTorch and CuPy."""
+    return (library(array, "torch", "Tensor") or library(array, "cupy", "ndarray")) is not None
 
 
 def scratch(shape: tuple[int, ...], dtype: str) -> View:

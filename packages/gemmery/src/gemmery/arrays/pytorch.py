@@ -90,14 +90,14 @@ def _view(tensor: Any, torch: Any) -> View:
     return View(pointer, shape, strides, row.name, device, stream, writable, tensor)
 
 
-def empty(like: Any, shape: tuple[int, ...], dtype: str) -> View:
-    """Return an uninitialized C-contiguous tensor on the device of the tensor `like`, by its View."""
+def empty(array: Any, shape: tuple[int, ...], dtype: str) -> View:
+    """Return an uninitialized C-contiguous tensor on the device of the tensor `array`, by its View."""
     torch: Any = sys.modules["torch"]
     row = dtypes.get(dtype)
     try:
-        tensor = torch.empty(shape, dtype=getattr(torch, row.numpy), device=like.device)
+        tensor = torch.empty(shape, dtype=getattr(torch, row.numpy), device=array.device)
     except RuntimeError as error:  # PyTorch has an OutOfMemoryError of its own for CUDA devices alone
-        if not like.is_cpu:
+        if not array.is_cpu:
             raise
         raise MemoryError(f"no memory for a {row.numpy} tensor of shape {tuple(shape)}") from error
     if not tensor.is_cpu:

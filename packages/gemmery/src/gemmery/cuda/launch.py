@@ -112,18 +112,10 @@ class Ready:
     """
 
     def __init__(
-        self,
-        launches: list[FirstArguments],
-        argument: bytes,
-        ordinal: int,
-        workspace: int,
-        transposed: bool,
-        overlaps: tuple[bool, ...] = (),
-        maps: tuple[PlacedMap, ...] = (),
-        counters: int = 0,
-        operands: int = 0,
+        self, launches: list[FirstArguments], argument: bytes, ordinal: int, workspace: int, transposed: bool,
+        overlaps: tuple[bool, ...] = (), maps: tuple[PlacedMap, ...] = (), counters: int = 0, operands: int = 0,
         out: str = "f32",
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.ordinal = ordinal
         self.workspace = workspace  # bytes
         self.counters = counters  # bytes that are zero before and after: see `ordered.counters`
@@ -149,17 +141,9 @@ class Ready:
                 self._encodes = not tensormaps.begins_with_address()
 
     def __call__(
-        self,
-        a: int,
-        b: int,
-        c: int,
-        stream: int,
-        bias: int = 0,
-        workspace: int = 0,
-        scalars: Scalars | None = None,
-        extra: tuple[int, ...] = (),
-        operands: bytes = b"",
-    ) -> None:
+        self, a: int, b: int, c: int, stream: int, bias: int = 0, workspace: int = 0, scalars: Scalars | None = None,
+        extra: tuple[int, ...] = (), operands: bytes = b"",
+    ) -> None:  # fmt: skip
         """Put the launches on a stream, with the addresses of the operands' first elements.
 
         `scalars` are those of `packed_scalars`, of 1 and 0 if None. `extra` are the addresses of the factors of A and
@@ -260,66 +244,41 @@ class CudaLaunch:
 
         Raises LayoutError where a tensor map cannot describe A or B.
         """
-        swapped, workspace = self.geometry.swapped, self.geometry.workspace
-        argument = product_argument(self.problem, a, b, c, bias, apart=self.geometry.apart, swapped=swapped)
-        overlaps = tuple(launch.overlaps for launch in self.geometry.launches)
-        transposed = is_transposed(self.problem, swapped)
-        function = traced_function.of(self.problem)
-        room = function.size if function else room
-        if not self.geometry.maps:
-            result = self.problem.out
-            return Ready(
-                self._launches, argument, self._ordinal, workspace, transposed, overlaps, operands=room, out=result
-            )
-        maps = placed_maps(self.problem, self.geometry, a, b, c)
-        if self.problem.k == 0:
+        problem, geometry = self.problem, self.geometry
+        swapped, workspace = geometry.swapped, geometry.workspace
+        argument = product_argument(problem, a, b, c, bias, apart=geometry.apart, swapped=swapped)
+        maps = placed_maps(problem, geometry, a, b, c) if geometry.maps else ()
+        if geometry.maps and problem.k == 0:
             # A kernel copies boxes beyond the end of operands without elements, which may have no address, or any. That
             # gives zeros, but on an H200 a copy by a map of address 0 faults, and one of an odd address.
             maps = tuple(each if each.operand == "c" else each._replace(packed=0) for each in maps)
             workspace = max(workspace, _ANYWHERE)
-        elif any(each.packed >= 0 for each in maps):  # less than for all of a batch, where it shares a matrix
-            ends = [tensormaps.end_of_packed(each) for each in maps if each.packed >= 0]
-            workspace = min(workspace, max(ends))
+        elif ends := [tensormaps.end_of_packed(each) for each in maps if each.packed >= 0]:
+            workspace = min(workspace, max(ends))  # less than for all of a batch, where it shares a matrix
         elif any(each.packed == KEPT for each in maps):  # nothing is packed: what comes before is enough
-            workspace = min(box.packed for box in self.geometry.maps if box.split)
-        with driver.on(self._ordinal):
-            geometry = self.geometry
-            argument = mapped_argument(
-                argument,
-                self.problem,
-                maps,
-                tensormaps.encoded,
-                scaling=scaling,
-                band=geometry.band,
-                ahead=geometry.ahead,
-                swapped=swapped,
-            )
-        counters, out = self.geometry.counters, self.problem.out
-        sizes = counters, room, out
-        return Ready(self._launches, argument, self._ordinal, workspace, transposed, overlaps, maps, *sizes)
+            workspace = min(box.packed for box in geometry.maps if box.split)
+        if geometry.maps:
+            with driver.on(self._ordinal):
+                argument = mapped_argument(
+                    argument, problem, maps, tensormaps.encoded, scaling=scaling, band=geometry.band,
+                    ahead=geometry.ahead, swapped=swapped,
+                )  # fmt: skip
+        function = traced_function.of(problem)
+        return Ready(
+            self._launches, argument, self._ordinal, workspace, is_transposed(problem, swapped),
+            tuple(launch.overlaps for launch in geometry.launches), maps, geometry.counters if geometry.maps else 0,
+            function.size if function else room, problem.out,
+        )  # fmt: skip
 
     def __call__(
-        self,
-        a: View,
-        b: View,
-        c: View,
-        *,
-        alpha: complex = 1.0,
-        beta: complex = 0.0,
-        bias: View | None = None,
-        threads: int = 1,
-        scaling: Scaling | None = None,
-        extra: tuple[int, ...] = (),
-    ) -> None:
-        run, stream = self.ready(a, b, c, bias, scaling), c.stream
-        scalars = packed_scalars(alpha, beta, self.problem.out)
-        scratch = ordered.allocate(run.workspace, stream, self._ordinal) if run.workspace else 0
-        start = bias.pointer if bias is not None else 0
-        try:
-            run(a.pointer, b.pointer, c.pointer, stream, start, scratch, scalars, extra)
-        finally:
-            if scratch:
-                ordered.free(scratch, stream, self._ordinal)
+        self, a: View, b: View, c: View, *, alpha: complex = 1.0, beta: complex = 0.0, bias: View | None = None,
+        threads: int = 1, scaling: Scaling | None = None, extra: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
+        run = self.ready(a, b, c, bias, scaling)
+        memory = ordered.Scratch(run.workspace, c.stream, self._ordinal) if run.workspace else None
+        scalars, start = packed_scalars(alpha, beta, self.problem.out), 0 if bias is None else bias.pointer
+        workspace = 0 if memory is None else memory.pointer
+        run(a.pointer, b.pointer, c.pointer, c.stream, start, workspace, scalars, extra)
 
 
 def is_transposed(problem: Problem, swapped: bool) -> bool:
@@ -333,18 +292,9 @@ def as_taken(problem: Problem, swapped: bool) -> Problem:
 
 
 def product_argument(
-    problem: Problem,
-    a: View,
-    b: View,
-    c: View,
-    bias: View | None = None,
-    *,
-    alpha: complex = 1.0,
-    beta: complex = 0.0,
-    workspace: int = 0,
-    apart: int = 1,
-    swapped: bool = False,
-) -> bytes:
+    problem: Problem, a: View, b: View, c: View, bias: View | None = None, *, alpha: complex = 1.0, beta: complex = 0.0,
+    workspace: int = 0, apart: int = 1, swapped: bool = False,
+) -> bytes:  # fmt: skip
     """Return the kernels' argument, the Product of product.cuh, for the product that they compute: see `as_taken`.
 
     A and C are a batch of as many matrices as rows of one of these are `apart`: see Geometry.
@@ -352,20 +302,14 @@ def product_argument(
     each, step = (0, 0) if bias is None else (0, 0, *_strides(bias))[-2:]  # from group to group, and along a row
     along = (step, 0) if is_transposed(problem, swapped) else (each, step)
     a, b, c = _views_as_taken(problem, apart, swapped, a, b, c)
-    x, y, z = (_strides(view) for view in (a, b, c))
     problem = as_taken(problem, swapped)
     if apart > 1:
         problem = problem._replace(m=problem.m // apart, batch=apart)
     return struct.pack(
         f"=5Q11q4i{scalars_of(problem.out).format[1:]}",
-        a.pointer,
-        b.pointer,
-        c.pointer,
-        bias.pointer if bias is not None else 0,
+        *(0 if z is None else z.pointer for z in (a, b, c, bias)),
         workspace,
-        *x,
-        *y,
-        *z,
+        *(stride for z in (a, b, c) for stride in _strides(z)),
         *along,
         problem.m,
         problem.n,
@@ -388,17 +332,10 @@ def placed_maps(problem: Problem, geometry: Geometry, a: View, b: View, c: View)
 
 
 def mapped_argument(
-    product: bytes,
-    problem: Problem,
-    maps: Sequence[PlacedMap],
-    encode: Encode,
-    addresses: Mapping[str, int] = _ALIGNED,
-    scaling: Scaling | None = None,
-    extra: tuple[int, ...] = (),
-    band: int = BAND,
-    ahead: int = 0,
-    swapped: bool = False,
-) -> bytes:
+    product: bytes, problem: Problem, maps: Sequence[PlacedMap], encode: Encode,
+    addresses: Mapping[str, int] = _ALIGNED, scaling: Scaling | None = None, extra: tuple[int, ...] = (),
+    band: int = BAND, ahead: int = 0, swapped: bool = False,
+) -> bytes:  # fmt: skip
     """Return the argument of kernels with tensor maps, the TmaProduct of tma.cuh.
 
     `product` is its first field, `addresses` are those of the operands that the maps describe, by their letter, and
@@ -434,11 +371,9 @@ def too_large(problem: Problem) -> str:
     return f"a side of {side}: kernels count to {LARGEST_SIDE:,}; cut the product" if side > LARGEST_SIDE else ""
 
 
-def _columns(view: View) -> View:
+def _columns(z: View) -> View:
     """Return the view of the transposed matrices."""
-    *batch, rows, columns = view.shape
-    *along, row, column = view.strides
-    return view._replace(shape=(*batch, columns, rows), strides=(*along, column, row))
+    return z._replace(shape=(z.shape[0], z.shape[2], z.shape[1]), strides=(z.strides[0], z.strides[2], z.strides[1]))
 
 
 def _views_as_taken(problem: Problem, apart: int, swapped: bool, a: View, b: View, c: View) -> tuple[View, View, View]:
@@ -450,12 +385,12 @@ def _views_as_taken(problem: Problem, apart: int, swapped: bool, a: View, b: Vie
     return a, b, c
 
 
-def _rows_apart(view: View, count: int) -> View:
-    """Return the view of one matrix as a batch of `count`; the i-th has rows i, i + count, i + 2 count ..."""
-    (_, rows, columns), (_, row, column) = view.shape, view.strides
-    return view._replace(shape=(count, rows // count, columns), strides=(row, row * count, column))
+def _rows_apart(z: View, batch: int) -> View:
+    """Return the view of one matrix as a batch; the i-th of it has rows i, i + batch, i + 2 batch ..."""
+    (_, m, n), (_, row, column) = z.shape, z.strides
+    return z._replace(shape=(batch, m // batch, n), strides=(row, row * batch, column))
 
 
-def _strides(view: View) -> tuple[int, ...]:
-    size = dtypes.get(view.dtype).size
-    return tuple(step // size for step in view.strides)
+def _strides(z: View) -> tuple[int, ...]:
+    size = dtypes.get(z.dtype).size
+    return tuple(stride // size for stride in z.strides)

@@ -9,8 +9,8 @@ import ctypes
 import math
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -148,6 +148,24 @@ class Mark:
 def wait(stream: int, other: int, ordinal: int) -> None:
     """Make `stream` wait for the work put on `other` so far."""
     Mark(other, ordinal).before(stream)
+
+
+def between(z: View, streams: set[int]) -> AbstractContextManager[None]:
+    """Let the stream of an array wait for the work of these so far, and these for what it does meanwhile."""
+    others = streams - {z.stream}
+    return _between(z, others) if others else _ALONE
+
+
+@contextmanager
+def _between(z: View, others: set[int]) -> Iterator[None]:
+    for other in others:
+        wait(z.stream, other, z.ordinal)
+    yield
+    for other in others:
+        wait(other, z.stream, z.ordinal)
+
+
+_ALONE = nullcontext()  # takes 1 us less
 
 
 def where(pointer: int) -> int:

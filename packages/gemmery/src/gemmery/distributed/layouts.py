@@ -104,8 +104,8 @@ def even(shape: tuple[int, int], mesh: tuple[int, ...], placements: tuple[Placem
 
     Raises ArgumentError unless there is a placement for each dimension of the mesh, ShapeError for what is no matrix.
     """
-    given: dict[str, Any] = {"shape": shape, "mesh": mesh}
-    for name, sides in given.items():
+    arguments: dict[str, Any] = {"shape": shape, "mesh": mesh}
+    for name, sides in arguments.items():
         whole = isinstance(sides, list | tuple) and all(isinstance(side, Integral) for side in sides)
         if not whole or min(sides, default=0) < 0:
             raise ArgumentError(f"{name}={brief(sides)}: pass a tuple of whole numbers")

@@ -14,7 +14,7 @@ import pytest
 import gemmery as gm
 from gemmery import dtypes, limits, verify
 from gemmery.arrays import View
-from gemmery.cpu import build, convert, loops, panels, simple, tile_unit
+from gemmery.cpu import build, convert, images, loops, panels, simple, tile_unit
 from gemmery.cpu.abi import FIELDS
 from gemmery.cpu.ir_types import vector
 from gemmery.cpu.launch import Blocks, Launch
@@ -37,8 +37,8 @@ SUMS = (("bf16", "f32"), ("int8", "int32"), ("uint8", "uint32"))
 def types_of(dtype, out, epilogue="", b_dtype="", b_layout="row"):
     """The product of these types that runs on the unit."""
     problem = Problem(2, 2, 2, dtype, out, epilogue=epilogue, b_dtype=b_dtype, b_layout=b_layout)
-    kinds = build.product(XEON, problem)
-    return build.halved(kinds) if dtype == "f16" else kinds
+    kinds = images.product(XEON, problem)
+    return images.halved(kinds) if dtype == "f16" else kinds
 
 
 def define_model(module, step):
@@ -197,7 +197,7 @@ def test_products_on_the_model(dtype, out, step, layouts):
 @pytest.mark.parametrize("layouts", ["CC", "FF", "strided"])
 @pytest.mark.parametrize(("dtype", "b_dtype", "step"), [("int8", "uint8", "tdpbsud"), ("uint8", "int8", "tdpbusd")])
 def test_one_operand_with_signs_and_one_without(dtype, b_dtype, step, layouts):
-    assert build.product(XEON, Problem(2, 2, 2, dtype, "int32", b_dtype=b_dtype)).step == step
+    assert images.product(XEON, Problem(2, 2, 2, dtype, "int32", b_dtype=b_dtype)).step == step
     kinds = (layouts, layouts) if len(layouts) > 2 else layouts
     for out in ("int16", "int32", "int64"):
         kernel = launch(dtype, out, b_dtype=b_dtype)
@@ -363,7 +363,7 @@ def test_all_float16_are_the_sums_of_their_halves():
 
 @pytest.mark.parametrize(("dtype", "out", "step"), [types for types in PRODUCTS if types[:2] in SUMS])
 def test_the_rung_that_packs_nothing(dtype, out, step):
-    kinds = build.product(XEON, Problem(2, 2, 2, dtype, out))
+    kinds = images.product(XEON, Problem(2, 2, 2, dtype, out))
     [address] = compiled(simple.amx_tile(XEON, kinds), step, "amx_tile")
     kernel = Launch(address, kinds.scalar, 4, lambda m, n, k: Blocks())
     for m, n, k in SIZES:

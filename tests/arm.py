@@ -40,15 +40,15 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from gemmery import dtypes
 from gemmery.api.warm import _pairs
-from gemmery.cpu import build, entry_code, jit, pool_code
+from gemmery.cpu import build, entry_code, images as texts, jit, pool_code
 from gemmery.cpu.target import Target
 target = eval(sys.argv[1])
-build.host = lambda: target
+build.host = texts.host = lambda: target
 pairs = [pair for name in dtypes.BY_NAME for pair in _pairs(name)]
 images = {"pool": lambda: pool_code.module(target)}
 if sys.version_info[:2] == (3, 11):  # it knows the layout of Python's objects
     images["entry"] = lambda: entry_code.module(target)
-images |= {name: image for pair in pairs for name, image in build.images(*pair)}
+images |= {name: image for pair in pairs for name, image in texts.serving(*pair)}
 images = {name: image for name, image in images.items() if not jit.stored(target, name)}
 with ThreadPoolExecutor() as pool:
     list(pool.map(lambda name: jit.store(target, name, images[name]), images))

@@ -24,7 +24,7 @@ import numpy as np
 from gemmery import dtypes, tiers
 from gemmery.api.repeats import member
 from gemmery.arrays import View
-from gemmery.cpu import build, entry_table, jit, pool, threads, ufunc, workspace
+from gemmery.cpu import entry_table, images, jit, pool, threads, ufunc, workspace
 from gemmery.cpu.entry_layout import LAYOUTS, Member, at
 from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.split import Unit
@@ -266,7 +266,7 @@ def _make(letter: str, layout: str) -> None:
 
 def _sums(family: Family, problem: Problem) -> int:
     """Return the bytes of an element of sums that a kernel keeps apart from C where k takes several blocks, else 0."""
-    types = build.product(host(), problem)
+    types = images.product(host(), problem)
     apart = types.sums_apart and family.rung.name == "packed" and family.blocks.workspace
     return dtypes.SIZES[types.scalar] if apart else 0
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gemmery import verify
-from gemmery.cpu import build
+from gemmery.cpu import build, images
 from operands import numpy_dtype, place, problem
 
 UNIT = {"f32": 2.0**-24, "f64": 2.0**-53}
@@ -83,4 +83,4 @@ def test_results_fade_through_the_subnormal_numbers_to_zero(activation, name):
 
 def test_an_activation_that_is_not_known_is_refused():
     a = place(np.ones((1, 2, 2), np.float32), "f32")
-    assert "tanh" in build.packed_refuses(problem(a, a, a, "tanh"))
+    assert "tanh" in images.packed_refuses(problem(a, a, a, "tanh"))

@@ -12,7 +12,7 @@ import pytest
 
 from gemmery import config, dtypes
 from gemmery.config import ISAS
-from gemmery.cpu import batched, build, direct, gemv, jit, loops
+from gemmery.cpu import batched, direct, gemv, images, jit, loops
 from gemmery.cpu.target import Target, host, instruction_set
 from gemmery.problem import Problem
 
@@ -29,7 +29,7 @@ PROBLEMS = [
     for name in dtypes.NAMES
     for out in dtypes.NAMES
     for epilogue in ("", "bias+gelu", "bias+silu")
-    if not build.packed_refuses(Problem(8, 8, 8, name, out, epilogue=epilogue))
+    if not images.packed_refuses(Problem(8, 8, 8, name, out, epilogue=epilogue))
 ]
 # Which features an instruction needs, any one of them, by a pattern of its text.
 PATTERNS = {
@@ -120,7 +120,7 @@ def test_this_process_is_limited_as_asked(pytestconfig):
 def test_code_keeps_to_its_registers_and_instructions(isa, problem):
     """Building the kernel also shows that it calls nothing: an image with an outside reference is a CompileError."""
     target = host().limited(isa)
-    made = build.product(target, problem)
+    made = images.product(target, problem)
 
     def generate():
         return loops.packed(target, made)
@@ -150,11 +150,11 @@ EVERY = frozenset().union(*(features(name) for name in CPUS))
 def modules(target):
     """(name, module) of kernels of every kind for a target."""
     for problem in FEW:
-        made = build.product(target, problem)
+        made = images.product(target, problem)
         yield made.name, loops.packed(target, made)
-        once = build.product(target, problem._replace(b_layout="packed"))
+        once = images.product(target, problem._replace(b_layout="packed"))
         yield f"{once.name} once", loops.packed(target, once, once=True)
-    yield "gemv", gemv.gemv(target, build.gemv_product(Problem(8, 1, 8, "int32", "int32")), 6)
+    yield "gemv", gemv.gemv(target, images.gemv_product(Problem(8, 1, 8, "int32", "int32")), 6)
     yield "direct", direct.direct(target, direct.cut(target, "f64", "row", 13, 37, 9, True))
     yield "batched", batched.batched(target, batched.Small(5, 7, 9, "int32", "int32", "i32"))
 

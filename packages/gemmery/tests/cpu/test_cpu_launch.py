@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 import probes
-from gemmery.cpu import build, launch, pool, split, target, workspace
+from gemmery.cpu import build, images, launch, pool, split, target, workspace
 from gemmery.cpu.split import Grid, Unit, grid
 from gemmery.problem import Problem
 from operands import place, random
@@ -220,7 +220,7 @@ def test_python_threads_do_the_parts_of_a_helper_without_memory(monkeypatch):
 
 def sharing(name, least, monkeypatch):
     """The packed product of a type that shares every packed B from so many bytes on, as the tile unit's does."""
-    types = build.product(target.host(), Problem(2, 2, 2, name, name))
+    types = images.product(target.host(), Problem(2, 2, 2, name, name))
     kernel = build._packed.__wrapped__(types, 0, 0, 0)
     kernel._shares = lambda n, k: build._sharing(types, n, k)
     monkeypatch.setattr(launch, "_LEAST", least)

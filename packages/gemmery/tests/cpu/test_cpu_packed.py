@@ -10,7 +10,7 @@ import pytest
 
 from fences import at_page_end, survives
 from gemmery import dtypes, verify
-from gemmery.cpu import abi, build, launch, loops
+from gemmery.cpu import abi, build, images, launch, loops
 from gemmery.cpu.target import Target, host, tile
 from gemmery.problem import Problem
 from operands import Placed, adds_bf16_in_pairs, numpy_dtype, place, problem, random
@@ -21,7 +21,7 @@ PAIRS = [
     (name, out)
     for name in dtypes.NAMES
     for out in dtypes.NAMES
-    if not build.packed_refuses(Problem(4, 4, 4, name, out))
+    if not images.packed_refuses(Problem(4, 4, 4, name, out))
 ]
 COMPLEX = ("complex64", "complex128")
 BYTES = [(name, out) for name, out in PAIRS if name in ("int8", "uint8")]
@@ -227,7 +227,7 @@ def test_epilogues_of_products_of_any_width_and_layout(name, out, epilogue):
     ],
 )
 def test_what_it_refuses_and_why(name, out, epilogue, layout, words):
-    assert words in build.packed_refuses(Problem(4, 4, 4, name, out, c_layout=layout, epilogue=epilogue))
+    assert words in images.packed_refuses(Problem(4, 4, 4, name, out, c_layout=layout, epilogue=epilogue))
 
 
 def run_in(blocks, kernel, a, b, c):
@@ -262,7 +262,7 @@ def test_the_workspace_it_asks_for_holds_every_write(name, out):
 @pytest.mark.parametrize(("name", "out"), PAIRS)
 def test_the_blocks_of_the_largest_part_serve_every_shape_with_the_bits_of_its_plan(name, out):
     """The kernel cuts m, n and k evenly itself. Where C is narrower than its sums, k must fit in one block."""
-    made, sizes = build.product(host(), Problem(1, 1, 1, name, out)), tile(host())
+    made, sizes = images.product(host(), Problem(1, 1, 1, name, out)), tile(host())
     deepest = sizes.kc * made.group // made.parts
     blocks = build.packed(Problem(1, 65, 1, name, out), {}).blocks(sizes.mc, sizes.nc // made.parts, deepest)
     for m, n, k in [(1, 1, 1), (13, 71, 37), (97, 130, 5), (96, 65, deepest), (3, 4500, 2), (100, 0, 3), (5, 5, 0)]:
@@ -277,8 +277,10 @@ def test_the_blocks_of_the_largest_part_serve_every_shape_with_the_bits_of_its_p
 def test_a_bias_takes_no_image_of_its_own():
     for epilogue in ("", "relu"):
         with_bias = f"bias+{epilogue}" if epilogue else "bias"
-        images = {build.packed(Problem(4, 4, 4, "f32", "f32", epilogue=e), {}).address for e in (epilogue, with_bias)}
-        assert len(images) == 1
+        addresses = {
+            build.packed(Problem(4, 4, 4, "f32", "f32", epilogue=e), {}).address for e in (epilogue, with_bias)
+        }
+        assert len(addresses) == 1
 
 
 @pytest.mark.process
@@ -304,7 +306,7 @@ def test_nothing_past_the_end_of_an_operand_is_touched(name, out):
 @pytest.mark.parametrize(("name", "out"), PAIRS)
 def test_other_machines_get_no_instruction_of_x86(name, out):
     target = Target("generic", frozenset(), machine="riscv64")
-    text = str(loops.packed(target, build.product(target, Problem(4, 4, 4, name, out))))
+    text = str(loops.packed(target, images.product(target, Problem(4, 4, 4, name, out))))
     assert "llvm.x86" not in text
     assert "call void @pack_b" in text
 

@@ -14,7 +14,7 @@ import pytest
 import gemmery as gm
 from gemmery import dtypes, limits, verify
 from gemmery.arrays import View
-from gemmery.cpu import build, convert, loops, panels, simple, tile_unit
+from gemmery.cpu import build, convert, epilogue, images, loops, panels, simple, tile_unit
 from gemmery.cpu.abi import FIELDS
 from gemmery.cpu.ir_types import vector
 from gemmery.cpu.launch import Blocks, Launch
@@ -37,8 +37,8 @@ SUMS = (("bf16", "f32"), ("int8", "int32"), ("uint8", "uint32"))
 def types_of(dtype, out, epilogue="", b_dtype="", b_layout="row"):
     """The product of these types that runs on the unit."""
     problem = Problem(2, 2, 2, dtype, out, epilogue=epilogue, b_dtype=b_dtype, b_layout=b_layout)
-    kinds = build.product(XEON, problem)
-    return build.halved(kinds) if dtype == "f16" else kinds
+    kinds = images.product(XEON, problem)
+    return images.halved(kinds) if dtype == "f16" else kinds
 
 
 def define_model(module, step):
@@ -69,6 +69,15 @@ def define_model(module, step):
     name = "model.avx512bf16.cvtneps2bf16.512"
     with module.function(name, (vector(16, "float"), "x"), returns=vector(16, "i16")) as f:
         f.ret(convert.narrow(f, f["x"], dtypes.get("bf16")))
+    # x 2**n, whose n is whole: a product of two powers of two. CPUs without AVX-512 lack the instruction.
+    floats, element = vector(16, "float"), epilogue._FORMATS["float"]
+    terms = ((floats, "x"), (floats, "n"), (floats, "kept"), ("i16", "every"), ("i32", "how"))
+    with module.function("model.avx512.mask.scalef.ps.512", *terms, returns=floats) as f:
+        x, start = f["x"], f.const(floats, element.rounder)
+        n = epilogue._bits(f, f["n"] + start) - epilogue._bits(f, start)
+        for part in (n >> 1, n - (n >> 1)):
+            x = x * f.bitcast((part + element.bias) << element.exponent_at, floats)
+        f.ret(x)
     with module.function("model.tilestored64", ("i8", "of"), ("ptr", "at"), ("i64", "step")) as f, f.loop(0, 16) as r:
         f.store(f.load(row, register(f, f["of"]) + r * 64), f["at"] + r * f["step"])
     wide, narrow, group = ("float", "bfloat", 2) if step == "tdpbf16ps" else ("i32", "i8", 4)
@@ -99,7 +108,7 @@ def define_model(module, step):
 def compiled(module, step, *names):
     """The addresses of functions of a module for the tile unit, whose instructions are those of the model."""
     define_model(module, step)
-    instruction = r"@llvm\.x86\.(?=ldtilecfg|t|avx512bf16)"
+    instruction = r"@llvm\.x86\.(?=ldtilecfg|t|avx512bf16|avx512.mask.scalef)"
     lines = (line for line in str(module).splitlines() if not re.match(rf"declare .* {instruction}", line))
     # Without bfloat16 in the CPU, LLVM calls functions that are not there, even for shuffles.
     text = re.sub(instruction, "@model.", "\n".join(lines)).replace("bfloat 0xR0000", "i16 0").replace("bfloat", "i16")
@@ -197,7 +206,7 @@ def test_products_on_the_model(dtype, out, step, layouts):
 @pytest.mark.parametrize("layouts", ["CC", "FF", "strided"])
 @pytest.mark.parametrize(("dtype", "b_dtype", "step"), [("int8", "uint8", "tdpbsud"), ("uint8", "int8", "tdpbusd")])
 def test_one_operand_with_signs_and_one_without(dtype, b_dtype, step, layouts):
-    assert build.product(XEON, Problem(2, 2, 2, dtype, "int32", b_dtype=b_dtype)).step == step
+    assert images.product(XEON, Problem(2, 2, 2, dtype, "int32", b_dtype=b_dtype)).step == step
     kinds = (layouts, layouts) if len(layouts) > 2 else layouts
     for out in ("int16", "int32", "int64"):
         kernel = launch(dtype, out, b_dtype=b_dtype)
@@ -363,7 +372,7 @@ def test_all_float16_are_the_sums_of_their_halves():
 
 @pytest.mark.parametrize(("dtype", "out", "step"), [types for types in PRODUCTS if types[:2] in SUMS])
 def test_the_rung_that_packs_nothing(dtype, out, step):
-    kinds = build.product(XEON, Problem(2, 2, 2, dtype, out))
+    kinds = images.product(XEON, Problem(2, 2, 2, dtype, out))
     [address] = compiled(simple.amx_tile(XEON, kinds), step, "amx_tile")
     kernel = Launch(address, kinds.scalar, 4, lambda m, n, k: Blocks())
     for m, n, k in SIZES:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from gemmery import dtypes
 from gemmery.arrays import View
-from gemmery.cpu import assembly, build, jit, loops
+from gemmery.cpu import assembly, images, jit, loops
 from gemmery.cpu.accesses import LINE, Site, caches, counted
 from gemmery.cpu.launch import Launch
 from gemmery.cpu.target import ARM_FEATURES, Target, host, instruction_set
@@ -213,7 +213,7 @@ def _predicted(program: str, version: str, core: str, dtype: str, out: str) -> P
     features, model = CORES[core]
     llvms, _, isa = core.partition(" ")
     target = Target(isa or instruction_set(features), features, core, "aarch64", llvm=llvms)
-    types = build.product(target, Problem(8, 8, 8, dtype, out))
+    types = images.product(target, Problem(8, 8, 8, dtype, out))
     code = jit.assembly(target, types.name, lambda: loops.packed(target, types))
     loop = assembly.inner_loop(code, "tiles")
     adds = [line for line in loop if assembly.multiply_adds(line)]

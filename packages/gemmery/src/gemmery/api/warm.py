@@ -162,7 +162,8 @@ def _make(images: list[WarmImage], threads: int, total: int, progress: Progress 
 
 def _of_cpu(names: tuple[str, ...]) -> Iterator[WarmImage]:
     """Yield the images of products on the CPU, those that every product needs first."""
-    from gemmery.cpu import build, entry_code, jit, pool_code
+    from gemmery.cpu import entry_code, jit, pool_code
+    from gemmery.cpu.images import serving
 
     host = target.host()
     if not jit.keeps(host):
@@ -171,7 +172,7 @@ def _of_cpu(names: tuple[str, ...]) -> Iterator[WarmImage]:
     images |= {"pool": partial(pool_code.module, host), "entry": partial(entry_code.module, host)}
     for dtype, out in dict.fromkeys(pair for name in names for pair in _pairs(name)):
         for activation in ("", *(ACTIVATIONS if known.get(out).kind == "f" else ())):
-            images |= build.images(dtype, out, activation)
+            images |= serving(dtype, out, activation)
 
     def make(name: str) -> None:
         if name != "entry":  # whose addresses in this process are the business of `entry`

@@ -5,13 +5,24 @@ Each builder imports the modules that it needs, since importing all of them woul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, partial
-from typing import TYPE_CHECKING
 
 from gemmery import dtypes
 from gemmery.cpu import jit
-from gemmery.cpu.jit import Image
+from gemmery.cpu.images import (
+    COLUMNS,
+    direct_image,
+    dots_image,
+    gemv_image,
+    gemv_product,
+    halved,
+    load,
+    once_entries,
+    packed_image,
+    product,
+    streamed_image,
+)
 from gemmery.cpu.launch import Blocks, Launch, Sharing
 from gemmery.cpu.panels import STACK, buffers, operands, whole, workspace_bytes
 from gemmery.cpu.split import Unit
@@ -29,49 +40,13 @@ from gemmery.cpu.target import (
 from gemmery.cpu.ukernel import (
     ABREAST,
     SHORT,
-    STEPS,
     TILE_ROWS,
     Product,
-    arm_step,
     register_tile,
     sizes_of,
     vector_room,
 )
-from gemmery.dtypes import SIZES
-from gemmery.keywords import ACTIVATIONS
 from gemmery.problem import Config, Problem
-
-if TYPE_CHECKING:
-    from gemmery.cpu.ir import Module
-    from gemmery.cpu.streamed import Streams
-
-
-def images(dtype: str, out: str, activation: str = "") -> Iterator[Image]:
-    """Yield the images that serve every product of A and B of `dtype` with C of `out`, the largest first."""
-    target, problem = host(), Problem(2, 2, 2, dtype, out, epilogue=activation)
-    if packed_refuses(problem):  # as for int8 by uint8
-        return
-    types = product(target, problem)
-    yield packed_image(target, types)
-    if dtype == "f16" and out != "f64" and target.has_tiles:
-        yield packed_image(target, halved(types))
-    own = dtypes.get(dtype)
-    plain, floats = not activation and dtype == out, own.kind == "f" and own.size >= 4
-    if plain and (floats or own.kind in "iu"):
-        yield direct_image(target, dtype)
-    if plain and floats and dots_columns(target, own.size) > 1:
-        yield dots_image(target, dtype)
-    yield gemv_image(target, gemv_product(problem), COLUMNS)
-    if plain and floats:
-        from gemmery.cpu import streamed as streams
-
-        for depth, nv in {streams.sizes(target, m) for m in (2, 1 << 20)}:
-            yield streamed_image(target, streams.Streams(dtype, depth, nv))
-
-
-def load(target: Target, problem: Problem, image: Image) -> dict[str, int]:
-    """Return the addresses of an image's functions; where it is missing, all images of these types are made with it."""
-    return jit.load_together(target, image, lambda: images(problem.dtype, problem.out))
 
 
 def textbook(rung: str) -> Callable[[Problem, Config], Launch]:
@@ -100,77 +75,9 @@ def amx_tile(problem: Problem, config: Config) -> Launch:
     return Launch(entries["amx_tile"], types.scalar, dtypes.get(problem.out).size, lambda m, n, k: Blocks())
 
 
-def product(target: Target, problem: Problem) -> Product:
-    """Return the element types and the multiply step with which a target computes a problem."""
-    packed, accumulator, group, step = _arithmetic(target, problem.dtype, problem.out, problem.b_dtype)
-    if problem.semiring:
-        packed = accumulator = "double" if problem.out == "f64" else "float"
-        group, step = 1, problem.semiring
-    types = Product(
-        problem.dtype, problem.out, packed, accumulator, group, step, problem.activation, b_dtype=problem.b_dtype
-    )
-    narrower = dtypes.get(types.dtype).size < SIZES[packed] and not types.is_complex
-    slow = types.dtype == "f16" and not target.has_fma  # widened by integer arithmetic
-    return (
-        types._replace(stored=types.b_dtype or types.dtype)
-        if problem.b_layout == "packed" and narrower and not slow
-        else types
-    )
-
-
-def _arithmetic(target: Target, dtype: str, out: str, b_dtype: str) -> tuple[str, str, int, str]:
-    """Return (element of the panels, accumulator, group, step) for A and B of `dtype` and C of `out`; see `Product`."""
-    inside, result = dtypes.get(dtype), dtypes.get(out)
-    if out != "f64" and not b_dtype and (by := arm_step(target, dtype)):
-        step, group = by
-        return inside.llvm, "i32" if inside.kind in "iu" else "float", group, step
-    if inside.kind in "fc":
-        if dtype == "bf16" and out != "f64" and target.has_tiles:
-            return "bfloat", "float", 2, STEPS[dtype]
-        if dtype == "bf16" and out != "f64" and target.has_bf16_dot:
-            return "bfloat", "float", 2, "dot_bf16"
-        element = "double" if result.llvm == "double" else "float"
-        return element, element, 1, "fma"
-    if inside.size == 1 and target.has_tiles:
-        return "i8", "i32", 4, STEPS[dtype + b_dtype]
-    if inside.size == 1 and target.has_vnni:
-        return "i8", "i32", 4, "dot_i8"
-    # Signed 16-bit numbers represent bytes exactly; modulo 2**16, products of unsigned and signed ones are equal.
-    if target.isa in ("avx2", "avx512") and (
-        inside.size == 1 or (inside.size == 2 and (out == "int32" or result.size == 2))
-    ):
-        return "i16", "i32", 2, "dot_i16"
-    element = result.llvm
-    if inside.size == 1:  # sums over a block of k fit 32 bits
-        element = "i16" if result.size <= 2 else "i32"
-    return element, element, 1, "fma"
-
-
-def halved(types: Product) -> Product:
-    """Return how float16 is multiplied on the tile unit: as two bfloat16 that add up to it, by four products."""
-    return types._replace(packed="i32", group=1, step=STEPS["bf16"])
-
-
 def _in_memory(types: Product) -> Product:
     """Return the product that has the panels of a B packed once: that by vectors, where halves are made of them."""
     return types._replace(packed="float", group=1, step="fma") if types.halved and types.stored else types
-
-
-def packed_refuses(problem: Problem) -> str:
-    """Return why the packed product cannot run a problem; "" when it can."""
-    inside, out = dtypes.get(problem.dtype), dtypes.get(problem.out)
-    activation = problem.activation
-    if problem.b_dtype and out.kind != "i":
-        return f"the products of {inside.name} by {problem.b_dtype} have signs, so C must have, not {out.name}"
-    if not problem.b_dtype and (out.kind != inside.kind or out.size < inside.size):
-        return f"C must be {inside.name} or a wider type of the same kind, not {out.name}"
-    if activation and activation not in ACTIVATIONS:
-        return f"its activations are {', '.join(ACTIVATIONS)}, not {activation}"
-    if activation and out.kind != "f":
-        return f"{activation} needs a real floating-point result, not {out.name}: apply it after the product"
-    if problem.epilogue and problem.c_layout == "col":
-        return "its epilogue (bias, activation) works along rows of C, so C must be row-major"
-    return ""
 
 
 # OpenBLAS 0.3.34 adds along k in vectors where C is that small and B column-major, or C a few columns wide. Its error
@@ -254,17 +161,6 @@ def _sharing(types: Product, n: int, k: int) -> Sharing:
     return Sharing(launch, once_entries(types)["panels"], size, panels.width)
 
 
-def packed_image(target: Target, types: Product) -> Image:
-    """Return the image of the packed product of these types."""
-
-    def generate() -> Module:
-        from gemmery.cpu import loops
-
-        return loops.packed(target, types)
-
-    return f"packed_{types.name}", generate
-
-
 @cache
 def packed_once(types: Product, kc: int = 0) -> Launch:
     """Return the kernel of products with a B that was packed once, in blocks of kc numbers of k, 0: the target's."""
@@ -298,17 +194,6 @@ def packed_once(types: Product, kc: int = 0) -> Launch:
 def even_kc(types: Product, k: int, kc: int) -> int:
     """Return the numbers of k in a block of at most kc."""
     return even(k * types.parts, kc, types.block_unit * types.parts)
-
-
-def once_entries(types: Product) -> dict[str, int]:
-    """Return the functions of `packed_once`, and the one that packs B for it."""
-
-    def generate() -> Module:
-        from gemmery.cpu import loops
-
-        return loops.packed(host(), types, once=True)
-
-    return jit.load(host(), f"packed_once_{types.name}", generate)
 
 
 def packed_panels(problem: Problem, config: Config) -> Launch:
@@ -421,17 +306,6 @@ def room_for_copies(target: Target, blocks: Blocks, m: int, n: int, k: int, size
     return blocks._replace(mc=room, workspace=room) if copies and room > STACK else blocks
 
 
-def direct_image(target: Target, dtype: str, semiring: str = "") -> Image:
-    """Return the image of the kernel without packing for every shape."""
-
-    def generate() -> Module:
-        from gemmery.cpu import direct as unpacked
-
-        return unpacked.general(target, dtype, semiring)
-
-    return f"direct_{dtype}{semiring}", generate
-
-
 def dots_refuses(problem: Problem) -> str:
     """Return why dot products cannot run a problem; "" when they can."""
     p = problem.by_rows()
@@ -462,17 +336,6 @@ def _dots(dtype: str) -> Launch:
     return Launch(entry, element.llvm, element.size, lambda m, n, k: blocks, unit=unit)
 
 
-def dots_image(target: Target, dtype: str) -> Image:
-    """Return the image of the kernel of few columns."""
-
-    def generate() -> Module:
-        from gemmery.cpu import dots as few
-
-        return few.dots(target, dtype)
-
-    return f"dots_{dtype}", generate
-
-
 _ROWS = 4  # in which threads divide the rows of C; each then chooses tiles of nearly equal height
 _RAGGED = 1.25  # time of a C wider than a vector, relative to one of whole tiles
 
@@ -501,27 +364,9 @@ def _gemv(dtype: str, out: str, epilogue: str, columns: int, mc: int, kc: int, r
     return Launch(entry, types.accumulator, out_size, blocks, unit=unit)
 
 
-def gemv_image(target: Target, types: Product, columns: int) -> Image:
-    """Return the image of the products with a vector of these types."""
-
-    def generate() -> Module:
-        from gemmery.cpu import gemv as vectors
-
-        return vectors.gemv(target, types, columns)
-
-    return f"gemv{columns}_{types.name}", generate
-
-
-COLUMNS = 4  # per pass where columns are contiguous: f64, 4096 x 4096, Zen 4: 3.11 ms with 4, 3.37 with 6, 3.64 with 8
 _VECTOR_ROWS = 64  # unit in which threads divide the rows of A: whole cache lines of y
 _LONG_ROWS = 1024  # the same for contiguous columns: shorter pieces would not be streams for the prefetcher
 _BANDWIDTH = 40.0  # bytes per ns that one core reads: 25 from memory, 70 from a cache
-
-
-def gemv_product(problem: Problem) -> Product:
-    """Return the element types: elements are widened when loaded, since bandwidth is the limit and not arithmetic."""
-    element = dtypes.get(dtypes.get(problem.out).accumulator).llvm
-    return Product(problem.dtype, problem.out, element, element, activation=problem.activation)
 
 
 def streamed(problem: Problem, config: Config) -> Launch:
@@ -542,17 +387,6 @@ def streamed(problem: Problem, config: Config) -> Launch:
 
     unit = Unit(0, step, p.m * _step(shape.nv), read=_read(p.dtype))
     return Launch(entries["streamed"], element.llvm, element.size, blocks, unit=unit)
-
-
-def streamed_image(target: Target, shape: Streams) -> Image:
-    """Return the image of the kernel for few rows."""
-
-    def generate() -> Module:
-        from gemmery.cpu import streamed as streams
-
-        return streams.streamed(target, shape)
-
-    return shape.name, generate
 
 
 def forget() -> None:

@@ -13,7 +13,8 @@ import numpy as np
 from gemmery.arrange import Ints
 from gemmery.arrays import View
 from gemmery.cpu.abi import FIELDS
-from gemmery.cpu.build import even_kc, once_entries, packed_kc, product
+from gemmery.cpu.build import even_kc, packed_kc
+from gemmery.cpu.images import once_entries, product
 from gemmery.cpu.panels import Whole, operands, whole
 from gemmery.cpu.target import host
 from gemmery.cpu.ukernel import Product, register_tile

@@ -11,11 +11,10 @@ from gemmery.cpu.build import (
     block_sides,
     chain,
     direct_columns,
-    halved,
     packed_kc,
-    product,
     room_for_copies,
 )
+from gemmery.cpu.images import halved, product
 from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.panels import fan
 from gemmery.cpu.split import most_alone

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from gemmery import dtypes
-from gemmery.cpu import build, target
+from gemmery.cpu import build, images, target
 from gemmery.ladder.rung import Rung, without_vector
 from gemmery.problem import Problem
 
@@ -50,7 +50,7 @@ def _rows(problem: Problem) -> str:
 def _packed(problem: Problem) -> str:
     if problem.c_layout == "any":
         return "it stores vectors of C, so elements of C must be adjacent along rows or columns"
-    return build.packed_refuses(problem)
+    return images.packed_refuses(problem)
 
 
 def _batched(problem: Problem) -> str:
@@ -305,7 +305,7 @@ CPU = (
         idea="matrix times vector: A is read once, in memory order, several rows or columns at a time",
         parent="simd_row",
         dtypes=dtypes.NAMES,
-        refuses=lambda problem: without_vector(problem) or build.packed_refuses(problem),
+        refuses=lambda problem: without_vector(problem) or images.packed_refuses(problem),
         build=build.gemv,
         bound=blocked,
         space={"mc": (1024, 2048, 4096, 8192), "kc": (1024, 2048, 4096), "columns": (4, 6, 8)},

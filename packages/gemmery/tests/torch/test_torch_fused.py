@@ -223,6 +223,18 @@ def test_second_derivatives_of_two_weights_and_two_outputs():
     assert all(torch.allclose(own, other, rtol=1e-9, atol=1e-9) for own, other in zip(seconds, of_wanted, strict=True))
 
 
+def test_recorded_gradients_of_inputs_that_come_from_one_another():
+    layer = gemmery.torch.fused(lambda c, r: F.silu(c) * r)
+    x, w = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((3, 4), (4, 4)))
+    for rows, weight, r in ((x, w, x.sin()), (x, x.mT @ x, x[:, :1]), (x * w.sum(), w, w[0])):
+        firsts, wanted = (
+            torch.autograd.grad(result.sum(), (x, w), create_graph=True, allow_unused=True, materialize_grads=True)
+            for result in (layer(rows, weight, r=r), F.silu(rows @ weight) * r)
+        )
+        for own, other in zip(firsts, wanted, strict=True):
+            assert torch.allclose(own, other, rtol=1e-9, atol=1e-9)
+
+
 def test_codes_of_8_bits_have_no_second_derivatives():
     layer = gemmery.torch.fused(lambda c: gm.cast(c, "float8_e4m3"))
     x, weight = torch.ones(2, 3, requires_grad=True), torch.ones(3, 2)

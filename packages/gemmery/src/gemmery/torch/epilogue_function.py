@@ -184,6 +184,8 @@ class _FusedFunction(_Function):
 
 def _recorded(ctx: Any, inputs: Sequence[Any], gradients: Sequence[Any]) -> tuple[Any, ...]:
     """Return the gradients of a product with an epilogue as functions of which PyTorch records gradients."""
+    # By names of their own: one input may come from another, whose gradient would then pass through it, too.
+    inputs = [x.view_as(x) if isinstance(x, torch.Tensor) else x for x in inputs]
     result = ctx.fused.in_parts(ctx.count, *inputs)
     results = result if isinstance(result, tuple) else (result,)
     used = [(y, g) for y, g in zip(results, gradients, strict=True) if y.requires_grad]

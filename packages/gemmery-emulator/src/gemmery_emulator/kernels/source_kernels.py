@@ -100,8 +100,9 @@ def declared(
 
 def template_of(kernel: Declaration) -> list[tuple[str, bool]]:
     """The parameters of a template: their names, "" without one, and whether an instance has to name an argument."""
-    node = kernel.node.parent and kernel.node.parent.child_by_field_name("parameters")
-    parts = node.named_children if node and kernel.node.parent.type == "template_declaration" else []
+    above = kernel.node.parent
+    node = above.child_by_field_name("parameters") if above and above.type == "template_declaration" else None
+    parts = node.named_children if node else []
     words = [WORD.findall((it.text or b"").partition(b"=")[0].decode()) for it in parts]
     kinds = ("parameter_declaration", "type_parameter_declaration")
     return [(each[-1] if len(each) > 1 else "", it.type in kinds) for each, it in zip(words, parts, strict=True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -88,6 +89,15 @@ def test_members_are_planned_with_the_kernel_of_their_family(dtype, out, b_layou
         assert own.kc == family.blocks.kc or family.rung.name in CUTS_K, shape
         assert own.workspace <= family.blocks.workspace, shape
     assert members > 100
+
+
+@pytest.mark.parametrize("name", ["f32", "f64"])
+@pytest.mark.parametrize("isa", ["", "generic"])
+def test_columns_that_are_cut_alike_have_one_length_of_chains(isa, name, monkeypatch):
+    cpu = target.host().limited(isa)
+    monkeypatch.setattr(build, "host", lambda: cpu)
+    for least, following in itertools.pairwise([*build.direct_columns.__wrapped__(name), 200]):
+        assert len({build.chain(Problem(9, n, 999, name, name)) for n in range(least, following)}) == 1
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -223,6 +223,43 @@ def test_second_derivatives_of_two_weights_and_two_outputs():
     assert all(torch.allclose(own, other, rtol=1e-9, atol=1e-9) for own, other in zip(seconds, of_wanted, strict=True))
 
 
+def test_recorded_gradients_of_inputs_that_come_from_one_another():
+    layer = gemmery.torch.fused(lambda c, r: F.silu(c) * r)
+    x, w = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((3, 4), (4, 4)))
+    for rows, weight, r in ((x, w, x.sin()), (x, x.mT @ x, x[:, :1]), (x * w.sum(), w, w[0])):
+        firsts, wanted = (
+            torch.autograd.grad(result.sum(), (x, w), create_graph=True, allow_unused=True, materialize_grads=True)
+            for result in (layer(rows, weight, r=r), F.silu(rows @ weight) * r)
+        )
+        for own, other in zip(firsts, wanted, strict=True):
+            assert torch.allclose(own, other, rtol=1e-9, atol=1e-9)
+
+
+def test_a_function_without_a_derivative_has_none_recorded():
+    layer = gemmery.torch.fused(lambda c, r: gm.where(c > 0, 1.0, r))
+    x, weight = torch.randn(3, 4, requires_grad=True), torch.randn(4, 5)
+    result = layer(x, weight, r=torch.ones(5))
+    assert torch.autograd.grad(result.sum(), x, create_graph=True, allow_unused=True) == (None,)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "r", "words"),
+    [
+        (torch.float32, np.ones(5, np.float32), "need a tensor or a number"),
+        (torch.float32, 1j, "computes real numbers"),
+        (torch.float32, 10**400, "beyond float64"),
+        (torch.float32, torch.ones(7), r"operand 'r' has shape \(7,\), and the product \(3, 5\)"),
+        (torch.complex64, 1.0, "need a product of floats, not torch.complex64"),
+    ],
+    ids=["array", "complex number", "large number", "shape", "complex product"],
+)
+def test_operands_that_have_no_derivatives_are_refused(dtype, r, words):
+    x, weight = torch.ones(3, 4, dtype=dtype), torch.ones(4, 5, dtype=dtype)
+    layer = gemmery.torch.fused(lambda c, r: F.silu(c) * r)
+    with pytest.raises(gm.GemmeryError, match=words):
+        torch.func.jvp(lambda x: layer(x, weight, r=r), (x,), (x,))
+
+
 def test_codes_of_8_bits_have_no_second_derivatives():
     layer = gemmery.torch.fused(lambda c: gm.cast(c, "float8_e4m3"))
     x, weight = torch.ones(2, 3, requires_grad=True), torch.ones(3, 2)

@@ -278,8 +278,7 @@ def _specialized(p: Problem, mr: int, blocks: Blocks) -> Launch:
 def direct_columns(dtype: str) -> list[int]:
     """Return the numbers of columns from which on C is cut for threads differently."""
     lanes = host().lanes(dtypes.get(dtype).size)
-    narrow = [least for least in (2, 4, 8) if least < lanes]
-    return [*narrow, lanes + 1] if narrow else [2]
+    return sorted({2, *(least for least in (4, 8) if least < lanes), lanes + 1})  # beyond a vector chains are longer
 
 
 @cache

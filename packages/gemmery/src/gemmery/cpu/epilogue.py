@@ -2,8 +2,8 @@
 
 gelu(x) = x Phi(x) and silu(x) = x / (1 + exp(-x)), both by exponentials of negative numbers, so that nothing overflows
 and the small results of negative x keep their relative accuracy. The relative error is at most 7 u for gelu, 4 u for
-silu and sigmoid, 3 u for exp, 4 u for log, 6 u for tanh and erf, down to the smallest normal number; u is 2**-24 or
-2**-53. NaN stays, gelu and silu of -inf are NaN (-inf times 0).
+silu and sigmoid, 3 u for exp, 4 u for log, 6 u for tanh and erf, down to the smallest normal number, in gelu and silu
+of what multiplies x; u is 2**-24 or 2**-53. NaN stays, gelu and silu of -inf are NaN (-inf times 0).
 """
 
 from __future__ import annotations

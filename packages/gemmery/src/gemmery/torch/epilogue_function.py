@@ -10,14 +10,14 @@ import torch
 
 from gemmery import api, dtypes
 from gemmery.api import finished
-from gemmery.api.epilogue_terms import sides_of, with_kinds
+from gemmery.api.epilogue_terms import read_operand, sides_of, with_kinds
 from gemmery.api.opaque import opaque
 from gemmery.api.options import viewed
 from gemmery.arrays import view
 from gemmery.epilogues.gradient import COTANGENT, SUM, gradient
 from gemmery.epilogues.graph import EpilogueGraph, GraphBuilder, GraphOutput
 from gemmery.epilogues.trace import Epilogue, GraphEpilogue, epilogue
-from gemmery.errors import ArgumentError, brief
+from gemmery.errors import ArgumentError, DTypeError, brief
 from gemmery.torch.gradients import evaluated, have_tangents, rows
 
 _Function: Any = torch.autograd.Function
@@ -68,7 +68,14 @@ class FusedProduct:
     def in_parts(self, count: int, x: Any, *tensors: Any) -> Any:
         """Return the results by the operator `gemmery::matmul` and PyTorch's functions."""
         sums = [torch.ops.gemmery.matmul(x, weight) for weight in tensors[:count]]
+        if not sums[0].is_floating_point():
+            raise DTypeError(f"derivatives and torch.func need a product of floats, not {sums[0].dtype}: convert x")
         operands = dict(zip(self.epilogue.parameters[count:], tensors[count:], strict=True))
+        for name, value in operands.items():
+            if isinstance(value, torch.Tensor):
+                sides_of(name, tuple(value.shape), (), *sums[0].shape)
+            elif not isinstance(read_operand(name, value, False), float):
+                raise ArgumentError(f"operand {name!r} is {brief(value)}: derivatives need a tensor or a number")
         graph = self.epilogue.graph(count)
         results = evaluated(with_kinds(graph, graph.operands, ""), sums, operands)
         return tuple(results) if len(results) > 1 else results[0]
@@ -184,11 +191,13 @@ class _FusedFunction(_Function):
 
 def _recorded(ctx: Any, inputs: Sequence[Any], gradients: Sequence[Any]) -> tuple[Any, ...]:
     """Return the gradients of a product with an epilogue as functions of which PyTorch records gradients."""
+    # By names of their own: one input may come from another, whose gradient would then pass through it, too.
+    inputs = [x.view_as(x) if isinstance(x, torch.Tensor) else x for x in inputs]
     result = ctx.fused.in_parts(ctx.count, *inputs)
     results = result if isinstance(result, tuple) else (result,)
     used = [(y, g) for y, g in zip(results, gradients, strict=True) if y.requires_grad]
     needed = [x for x, is_needed in zip(inputs, ctx.needs_input_grad[2:], strict=True) if is_needed]
-    ys, gs = zip(*used, strict=True)
+    ys, gs = [y for y, _ in used], [g for _, g in used]
     each = iter(torch.autograd.grad(ys, needed, gs, create_graph=True, allow_unused=True))
     return None, None, *(next(each) if is_needed else None for is_needed in ctx.needs_input_grad[2:])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,9 +40,9 @@ class JoinedPart(nn.Module):
         state = torch.is_grad_enabled(), 0 if is_compiling() or input.is_inference() else input._version
         if product is None or product[0] is not input or product[1] != state or self.index in product[3]:
             product = input, state, self.linear(input).split(self.sizes, -1), ()
-        taken = (*product[3], self.index)
-        if len(taken) < len(self.sizes):
-            self._last.product = (*product[:3], taken)
+        readers = (*product[3], self.index)
+        if len(readers) < len(self.sizes):
+            self._last.product = (*product[:3], readers)
         return product[2][self.index]
 
 
@@ -68,33 +69,36 @@ def join_linear(model: nn.Module, *groups: Sequence[str]) -> int:
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model={brief(model)} is not a torch.nn.Module: pass the model whose layers to join")
-    uses, found = [id(module) for _, module in model.named_modules(remove_duplicate=False)], []
+    joins: list[tuple[nn.Module, Sequence[str], list[Any]]] = []
+    uses = [id(module) for _, module in model.named_modules(remove_duplicate=False)]
     for names in groups:
-        of_group = [(parent, [getattr(parent, name, None) for name in names]) for parent in model.modules()]
-        of_group = [(parent, layers) for parent, layers in of_group if None not in layers]
+        parents = [parent for parent in model.modules() if all(hasattr(parent, name) for name in names)]
+        of_group = [(parent, names, [getattr(parent, name) for name in names]) for parent in parents]
         if isinstance(names, str) or len(names) < 2 or not of_group:
             raise ArgumentError(f"group {brief(names)}: pass a tuple of names of layers that a module of the model has")
-        for _, layers in of_group:
+        for _, _, layers in of_group:
             if any(type(layer) is not nn.Linear or uses.count(id(layer)) > 1 for layer in layers):
                 raise ArgumentError(f"group {brief(names)}: join plain nn.Linear, each in one place of the model")
-            kinds = {tuple((name, x.shape[1:], x.dtype, x.device, x.requires_grad) for name, x in y.named_parameters())
-                     for y in layers}  # fmt: skip
-            if len(kinds) > 1:
+            if len(set(map(_kind, layers))) > 1:
                 raise ArgumentError(f"group {brief(names)}: join layers of the same columns, type, device and bias")
-        found += [(parent, names, layers) for parent, layers in of_group]
-    for parent, names, layers in found:
+        joins += of_group
+    for parent, names, layers in joins:
         sizes, last, linear = tuple(layer.out_features for layer in layers), Last(), _joined(layers)
         for index, name in enumerate(names):
             setattr(parent, name, JoinedPart(linear, sizes, index, last))
-    return len(found)
+    return len(joins)
+
+
+def _kind(layer: nn.Module) -> tuple[object, ...]:
+    """What joined layers have in common."""
+    return tuple((name, x.shape[1:], x.dtype, x.device, x.requires_grad) for name, x in layer.named_parameters())
 
 
 def _joined(layers: Sequence[nn.Linear]) -> nn.Linear:
     """One layer with the rows of all."""
     first, rows = layers[0], sum(layer.out_features for layer in layers)
-    linear = nn.Linear(first.in_features, rows, first.bias is not None, "meta", first.weight.dtype).train(
-        first.training
-    )
+    linear = nn.Linear(first.in_features, rows, first.bias is not None, "meta", first.weight.dtype)
+    linear.train(first.training)
     for name, parameter in first.named_parameters():
         parts = [layer.get_parameter(name).detach() for layer in layers]
         setattr(linear, name, nn.Parameter(torch.cat(parts), parameter.requires_grad))

@@ -5,8 +5,9 @@
 
 It needs transformers (pip install transformers), and downloads nothing. "prefill" reads a prompt at once, "decode"
 makes one token after the other. "eager" calls the model, "graph" replays a CUDA graph of it, "compiled" is
-torch.compile of the whole model without a graph break, on a GPU replayed as a CUDA graph too. All models have the same
-weights and take turns; `--store` appends the records to the file of this machine.
+torch.compile of the whole model without a graph break, "layers" of each decoder layer by itself, which takes less time
+to compile; on a GPU both are replayed as a CUDA graph too. `--join` makes q, k and v one product, and gate and up, in
+all models. All have the same weights and take turns; `--store` appends the records to the file of this machine.
 """
 
 import argparse
@@ -38,7 +39,8 @@ SIZES = {
     "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
            "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256},
 }  # fmt: skip
-MODES = ("eager", "graph", "compiled")
+MODES = ("eager", "graph", "compiled", "layers")
+JOINED = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
 SAME = {
     torch.bfloat16: 0.2,
     torch.float32: 1e-4,
@@ -105,6 +107,11 @@ class Runner:
     def step(self, phase, mode):
         """What one step of this phase runs in this mode."""
         model = torch.compile(self.model, fullgraph=True, dynamic=False) if mode == "compiled" else self.model
+        for layer in self.model.model.layers:
+            if mode == "layers":
+                layer.compile(fullgraph=True, dynamic=False)
+            else:
+                layer._compiled_call_impl = None
         step = functools.partial(self.call, model, self.prompt if phase == "prefill" else self.token)
         if self.options.device != "cuda" or mode == "eager":
             return step
@@ -133,12 +140,13 @@ def parse():
     parser.add_argument("--prompt", type=int, default=128, help="tokens that prefill reads")
     parser.add_argument("--tokens", type=int, default=16, help="tokens that decode makes")
     parser.add_argument("--attention", choices=("by_groups", "sdpa"), default="by_groups", help="of all models")
+    parser.add_argument("--join", action="store_true", help="products of the same tokens as one, in all models")
     parser.add_argument("--group", type=int, default=128, help="columns of a quantized weight with one factor")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each phase and mode, shared by the models")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--store", type=Path, help="a folder for the records")
     options = parser.parse_args()
-    options.modes = options.modes or (MODES if options.device == "cuda" else MODES[:1])
+    options.modes = options.modes or (MODES[:3] if options.device == "cuda" else MODES[:1])
     if options.device == "cpu" and "graph" in options.modes:
         parser.error("mode graph needs --device cuda: the CPU has no CUDA graphs")
     return options
@@ -154,6 +162,8 @@ def build(options):
     with torch.device(options.device):
         model = LlamaForCausalLM(config).eval().requires_grad_(False)
     torch.set_default_dtype(torch.float32)
+    if options.join:
+        gemmery.torch.join_linear(model, *JOINED)
     models = {TORCH: model}
     for bits in options.bits:
         shared = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
@@ -181,7 +191,8 @@ def linear_cost(model, rows, batch):
 
 def main():
     options = parse()
-    torch._dynamo.config.recompile_limit = 64  # all models and phases share the code of one class
+    torch._dynamo.config.recompile_limit = 1024  # all models, layers and phases share the code of one class
+    torch._dynamo.config.accumulated_recompile_limit = 4096
     models = build(options)
     machine = record.gpu_machine() if options.device == "cuda" else record.cpu_machine()
     run = record.Run(machine, record.now(), ())
@@ -224,7 +235,7 @@ def measured(runners, phase, mode, options):
             f"llama_{options.size}", name, tokens, config.hidden_size, config.hidden_size, dtype, dtype, 1,
             0 if options.device == "cuda" else torch.get_num_threads(),
             each.seconds / steps, each.best / steps, each.p95 / steps, each.samples, operations, size,
-            case=f"{phase}, {mode}, batch {options.batch}",
+            case=f"{phase}, {mode}{', joined' if options.join else ''}, batch {options.batch}",
             config={"layers": config.num_hidden_layers, "intermediate": config.intermediate_size,
                     "vocabulary": config.vocab_size, "batch": options.batch, "prompt": options.prompt,
                     "tokens": options.tokens},

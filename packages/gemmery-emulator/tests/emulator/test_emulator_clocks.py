@@ -1,6 +1,7 @@
 """WarpClocks of warps: examples worked out by hand, and the timeline of a run."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +11,7 @@ import gemmery as gm
 from gemmery.cuda import nvrtc
 from gemmery.cuda.pipes import clocks_of, pipes_of
 from gemmery.errors import DeviceError, EmulationError
-from gemmery_emulator.kernels.prediction import LaunchShape, predict_launch
+from gemmery_emulator.kernels.prediction import IN_STEP, SHOWN, LaunchShape, predict_launch
 from gemmery_emulator.pace import Paced
 from gemmery_emulator.pace.clocks import Arrives, Awaits, BulkCopies, PathRates, StepRuns, WarpClocks
 from gemmery_emulator.pace.demand import KINDS, PLACE, WarpDemand
@@ -262,6 +263,26 @@ def test_the_clock_falls_less_while_multiprocessors_are_idle():
     assert half == pytest.approx(whole / 2)
 
 
+def test_a_block_alone_shows_a_share_of_what_is_shorter():
+    """L1 takes 3000 clocks and issue 2000: the warps of one block meet at barriers, unless something comes between."""
+    device, pipes = pipes_of("h200")
+
+    def shown(threads=256, running=1, barriers=1.0, pipes=pipes, **kinds):
+        amounts = np.zeros((1, len(KINDS)))
+        for kind, amount in {"barrier": barriers, "wavefronts": 3000.0, "issue": 8000.0, **kinds}.items():
+            amounts[0, PLACE[kind]] = amount * running
+        paced = Paced(amounts, np.zeros(1), (5000.0 * running,), 5000.0 * running, running, 0.0, 0.0, 0, False)
+        shape = LaunchShape(running * device.sms, threads, running)
+        took = [predict_launch(device, pipes, replace(shape, copies=copies), [paced]) for copies in (False, True)]
+        return (took[0].seconds - took[1].seconds) * device.clock * 1e9
+
+    assert shown() == pytest.approx(SHOWN * 2000)
+    assert shown(issue=20000.0) == pytest.approx(SHOWN * 3000)
+    assert shown(threads=32 * (IN_STEP + 1)) == shown(running=2) == shown(barriers=0.0) == 0
+    assert shown(tensor=1e8) == 0  # products take longest
+    assert shown(pipes=replace(pipes, accesses=16)) == 0
+
+
 def test_loads_of_less_than_a_word_take_half_a_pass_more():
     loop = "int s = 0; for (int k = 0; k < n; ++k) s += x[k * 32 + threadIdx.x];"
     code = f"__global__ void f(TYPE* x, int n) {{ {loop} x[0] = s; }}"
@@ -326,6 +347,8 @@ def test_a_trace_is_json_whose_times_are_those_of_the_prediction():
     took = timeline.clocks / timeline.clock * 1e-3
     assert last <= took * (1 + 1e-9)
     terms = seconds.terms
+    l1 = max(time for name, time in terms.items() if name.startswith("L1"))
+    took += SHOWN * min(l1, terms["issue"]) * 1e6  # of a block alone, whose warps hide less than their clocks show
     assert terms["launch"] * 1e6 + took == pytest.approx(seconds.seconds * 1e6, abs=terms["memory"] * 1e6)
     for row in timeline.rows().values():
         assert all(before.end <= after.begin for before, after in pairwise(row))

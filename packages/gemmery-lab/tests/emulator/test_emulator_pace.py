@@ -127,8 +127,17 @@ def test_predictions_rank_recorded_rungs():
     both = agreement(table)
     assert both is not None
     assert both.count == len(names)
-    assert both.rank >= 0.96  # simt_naive and simt_packed change places
-    assert both.error <= 0.2
+    assert both.rank >= 0.999
+    assert both.error <= 0.06
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_tiles_alone_on_a_multiprocessor_are_near_their_records(dtype):
+    """One block each of 8 warps; at 0.74 to 0.93 if L1 and issue hide each other."""
+    table = predicted_ladder(["simt_threadtile", "simt_vectorized", "simt_padded", "simt_warptile"], [1024], dtype)
+    assert len(table) == 4
+    for row in table:
+        assert 0.88 <= row.ratio <= 1.05, row.rung
 
 
 def test_a_rung_without_f32_has_the_type_of_its_records():

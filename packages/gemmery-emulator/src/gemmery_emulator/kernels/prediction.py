@@ -36,6 +36,11 @@ ROUNDS = 2  # of blocks that are followed; the later ones take as long as the la
 LOST = 0.4
 TOGETHER = 2  # loads that a warp waits for together, one of A and one of B: it waits where either misses
 WAIT = "griddepcontrol.wait"
+# Two warps a quadrant, of one block alone on a multiprocessor, meet at barriers: if they bring tiles to shared memory
+# through registers, this share of what is shorter, L1 or issue, is not hidden. With cp.async (simt_pipelined in f32)
+# it is, and while tensor cores take longest. Chosen by tiles in bf16 and f32 on an H200 at n = 1024. Published rates of
+# an RTX 3090 and an A6000, with 16 lanes of loads, speak against it there.
+IN_STEP, SHOWN = 8, 0.35  # warps of a block, and the share
 # Of the clocks by which banks of registers are late, the share that no queue of operands hides: chosen by the tiles of
 # threads in f32 and bf16 on an H200, whose f16 is held out.
 CONFLICT = 0.25
@@ -58,6 +63,7 @@ class LaunchShape:
     overlaps: bool = False  # whether it lets the next launch begin before it ends
     ahead: bool = False  # whether it brings its first loads to L2 before it waits for the launch before
     conflicts: float | None = None  # of its multiply-adds' registers: clocks each, by `bank_conflicts`
+    copies: bool = False  # whether it copies to shared memory past registers
 
     def clocks(self, device: Device, pipes: Pipes) -> dict[str, float]:
         """Return the clocks of a multiprocessor for one of each kind of what the launch asks for."""
@@ -140,6 +146,10 @@ def predict_launch(
     terms = {name: seconds(float(clocks)) for name, clocks in zip(UNITS, units, strict=True)}
     longest = max(terms, key=lambda name: terms[name])
     kinds = amounts.sum(axis=0)
+    in_step = running == 1 and -(-shape.threads // WARP) <= IN_STEP and longest != "tensor"
+    if in_step and kinds[KINDS.index("barrier")] and not shape.copies and pipes.accesses >= WARP:
+        l1 = max(time for name, time in terms.items() if name.startswith("L1"))
+        simulated += SHOWN * min(l1, terms["issue"]) * device.clock * 1e9
     tensor = (float(kinds[KINDS.index(name)]) * clocks[name] * pipes.tensor for name in TENSOR)  # at their peak
     cooled = pipes.heat * seconds(sum(tensor)) * shape.blocks / (each * device.sms)  # idle multiprocessors leave power
     # What longer loops hide better, such as the end of a tile, they hide no more of than the samples do.
@@ -282,8 +292,9 @@ class SampledLaunch:
         code = code_of(self.cubin, self.program.kernel.name)
         conflicts = bank_conflicts(code, MOST_LANES // PIPES[device.capability].fma)
         return LaunchShape(
-            launch.blocks, launch.block_threads, full.blocks, launch.together, size, lines, overlaps, ahead, conflicts
-        )
+            launch.blocks, launch.block_threads, full.blocks, launch.together, size, lines, overlaps, ahead, conflicts,
+            any(each.startswith("cp.async") for each in spellings),
+        )  # fmt: skip
 
     def sample(self, device: Device, pipes: Pipes, memory: Global, shape: LaunchShape, *, spans: bool = False) -> Paced:
         """Run the blocks that one multiprocessor begins with; `spans` keeps what each warp does, of one round.

@@ -207,6 +207,8 @@ def test_bits_do_not_depend_on_the_order_of_blocks(config):
     check(form, 11, config=config, order=3)
 
 
+@pytest.mark.sampled(1)
+@pytest.mark.many(2)
 @pytest.mark.parametrize("ways", [2, 4])
 def test_one_consumer_adds_up_parts_as_ways_do(ways):
     """Steps of k that are no multiple of them; in a block for each tile, in two for one, and in blocks that stay."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -125,3 +126,23 @@ def test_what_a_run_skipped_can_be_run(run):
     )
     assert "2 passed" in run("-n", "2", missing=True, some=some, other=other, none="def test_fourth(): pass\n")
     assert "3 passed, 1 deselected" in run("--skipped")
+
+
+@pytest.mark.process
+def test_files_for_a_device_are_skipped_whole_where_none_is(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (tmp_path / "gpu").mkdir()
+    (tmp_path / "gpu/test_some.py").write_text("def test_first(): pass\ndef test_second(): pass\n")
+    other = "def test_third(): pass\n"
+    output = run("--few", "-rs", other=other)
+    assert "1 passed, 1 skipped" in output
+    assert f"SKIPPED [1] {Path('gpu/test_some.py')}" in output
+    assert "3 passed" in run(other=other)
+    assert "2 passed" in run("--few", "gpu/test_some.py")
+
+
+def test_every_file_in_a_folder_for_a_device_has_the_marker():
+    files = list(ROOT.glob("packages/*/tests/gpu/test_*.py"))
+    assert len(files) > 20
+    for file in files:
+        assert re.search(r"^pytestmark = \[\s*pytest\.mark\.gpu,", file.read_text(), re.MULTILINE), file

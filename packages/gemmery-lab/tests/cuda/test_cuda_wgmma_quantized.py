@@ -303,7 +303,7 @@ def test_registers_suffice_for_every_variant(tile, kind, runs, turns, shares):
     """What consumers ask for is what the launch has, or the device waits for ever; and nothing spills."""
     name, group, dtype = kind.split("/")
     form = Format(4096, 4096, name, int(group), dtype)
-    depth = stages(form, tile, runs > 0)
+    depth = stages(form, tile, runs > 0, shares > 1)
     if not depth or (runs and (tile.resident, tile.tokens) in ((2, 16), (2, 32))):  # never chosen
         return
     if runs and (tile.ways, tile.tokens) == (4, 64):

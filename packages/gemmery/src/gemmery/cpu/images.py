@@ -1,5 +1,4 @@
-"""The element types and the compiled texts (images) of the CPU's products: which of them serve a product, and by what
-steps they multiply.
+"""Element types and compiled texts (images) of the CPU's products: which of them serve a product, by what steps.
 
 Each image imports the module that generates it, since importing all of them would delay a first product.
 """

@@ -147,7 +147,7 @@ def test_results_that_overlap_operands_or_have_strides(every, data, dtype, n):
 def test_the_kernels_run(every, dtype):
     a = numbers(np.random.default_rng(4), (40, 900), dtype)
     before = served()
-    for x, y in ((a, a.T), (a[:, ::2], a.T[::2]), (a.T[:40], a)):
+    for x, y in ((a, a.T), (a[:, ::2], a.T[::2]), (a.T[:40], a[:, :300])):
         assert agrees(np.matmul, x, y, x @ y)
     assert served() == before + 3
 

@@ -25,10 +25,10 @@ struct Steps {
   }
 };
 
-// Tiles, tokens before rows, and who has them: `splits` blocks a tile, 1 or 2 or 4 or 8; or, if that is 0, each block an
-// equal run of the steps of the first `shared` tiles, which may begin and end within one, and then whole ones of the
-// others in turn. A division is about 30 instructions of one warp, before the first of which nothing is asked for: few
-// tokens, with a few blocks a tile, need none.
+// Tiles, tokens before rows, and who has them: `splits` blocks a tile, 1 or 2 or 4 or 8; or, if that is 0, each block
+// has an equal run of the steps of the first `shared` tiles, which may begin and end within one, and then whole ones of
+// the others in turn. A division is about 30 instructions of one warp, before the first of which nothing is asked for:
+// few tokens, with a few blocks a tile, need none.
 template <class Tiles> struct Share : Steps {
   int across, splits, shift, shared, run, more, tokens;
 

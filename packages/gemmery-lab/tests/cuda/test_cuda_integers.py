@@ -18,7 +18,7 @@ from layouts import laid
 from operands import numpy_dtype
 
 pytest.importorskip("cuda.bindings")
-pytestmark = [pytest.mark.compiler, pytest.mark.sampled(5)]
+pytestmark = [pytest.mark.compiler, pytest.mark.sampled(7)]
 
 DIGITS = find(CUDA, "wgmma_digits")
 RINGS = tuple(name for name in SEMIRINGS if name != "or_and")

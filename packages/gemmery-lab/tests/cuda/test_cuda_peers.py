@@ -87,7 +87,7 @@ def inside(monkeypatch, rows, **options):
     return gathered(monkeypatch, rows, inside=True, **options)
 
 
-@pytest.mark.many(4)
+@pytest.mark.many(7)
 @pytest.mark.parametrize("call", [gathered, inside, scattered])
 @pytest.mark.parametrize(("rows", "least"), CASES, ids=str)
 def test_devices_that_hand_over_rows_and_sums(monkeypatch, call, rows, least):
@@ -134,6 +134,7 @@ def test_a_signal_of_one_device_is_none_for_another(monkeypatch, scope):
     assert {each.kind for each in findings} == ({"race"} if scope == "gpu" else set())
 
 
+@pytest.mark.many(2)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_any_order_of_streams_gives_the_same_bits(monkeypatch, seed):
     checks, findings = scattered(monkeypatch, ROWS[4][1], seed=seed)

@@ -19,7 +19,7 @@ from gemmery_lab.emulated_product import Gemm, problem_of, run_rung
 from layouts import laid
 from residue_rules import U, expected
 
-pytestmark = pytest.mark.sampled(5)
+pytestmark = pytest.mark.sampled(7)
 
 pytest.importorskip("cuda.bindings")
 

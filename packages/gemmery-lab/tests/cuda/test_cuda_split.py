@@ -21,7 +21,7 @@ from layouts import laid
 from mutant import edited
 from split_rules import U, chain, enough, expected
 
-pytestmark = pytest.mark.sampled(5)
+pytestmark = pytest.mark.sampled(7)
 
 pytest.importorskip("cuda.bindings")
 
@@ -561,6 +561,7 @@ def test_wrong_strips_show(old, new, monkeypatch):
     assert not same(c, expected("split_fp16x3", a, b))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.many
 @pytest.mark.parametrize(
     ("old", "new"), [("a >= 0x1p-9", "a > 0x1p-9"), ("a * b >=", "float(a * b) >="), ("v[e] != 0", "v[e] > 0")]

@@ -17,7 +17,7 @@ from gemmery_lab.emulated_product import Gemm, problem_of, run_rung
 from operands import numpy_dtype, random
 from random_functions import check
 
-pytestmark = pytest.mark.sampled(5)
+pytestmark = pytest.mark.sampled(7)
 
 pytest.importorskip("cuda.bindings")
 
@@ -180,6 +180,8 @@ def test_two_weights_in_one_launch(out, b, bm, bn, shape):
     run("wgmma_epilogue", swiglu(), shape, "bf16", out, [], b=b, config={**WGMMA, "bm": bm, "bn": bn}, weights=2)
 
 
+@pytest.mark.sampled(1)
+@pytest.mark.many(2)
 @pytest.mark.parametrize(("m", "bn"), [(1, 64), (8, 128)])
 def test_two_weights_and_few_rows(m, bn):
     config = {**WGMMA, "bm": 8, "bn": bn, "stages": 4}

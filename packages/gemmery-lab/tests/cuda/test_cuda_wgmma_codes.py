@@ -15,7 +15,7 @@ from gemmery.problem import Problem
 from gemmery_lab.emulated_product import EmulationOptions, Gemm, run_rung
 from mutant import edited
 
-pytestmark = pytest.mark.sampled(5)
+pytestmark = pytest.mark.sampled(7)
 
 RUNG = find(BY_WEIGHTS, "wgmma_codes")
 TYPES = {"e4m3": ml_dtypes.float8_e4m3fn, "int8": np.int8}

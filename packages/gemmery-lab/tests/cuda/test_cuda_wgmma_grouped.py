@@ -16,7 +16,7 @@ from gemmery.problem import Problem
 from gemmery_lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
 from mutant import edited
 
-pytestmark = pytest.mark.sampled(5)
+pytestmark = pytest.mark.sampled(7)
 
 pytest.importorskip("cuda.bindings")
 
@@ -235,6 +235,7 @@ def test_the_bits_of_a_row_depend_on_no_other_row():
     assert np.array_equal(whole, parts)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.many
 @pytest.mark.parametrize(
     ("file", "old", "new"),

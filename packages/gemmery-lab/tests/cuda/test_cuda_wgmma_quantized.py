@@ -29,7 +29,7 @@ from gemmery.problem import Problem
 from gemmery_lab.emulated_product import EmulationOptions, Gemm, launch_of, run_rung
 from mutant import edited
 
-pytestmark = pytest.mark.sampled(5)
+pytestmark = pytest.mark.sampled(7)
 
 RUNG = find(BY_WEIGHTS, "wgmma_quantized")
 TYPES = {"bf16": ml_dtypes.bfloat16, "f16": np.float16}
@@ -225,6 +225,7 @@ def test_one_consumer_adds_up_parts_as_ways_do(ways):
         assert np.array_equal(results[0], check(form, 20, config=wide | each | {"shares": 2}))
 
 
+@pytest.mark.sampled(1)
 def test_one_block_adds_up_the_parts_of_several():
     """As many steps as parts, of unequal lengths; the sums that wait are of the block's own tile."""
     form = Format(130, 128 * 7, "int4", 128, "bf16")

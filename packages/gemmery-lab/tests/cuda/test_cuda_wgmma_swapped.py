@@ -20,7 +20,7 @@ from gemmery.problem import Problem
 from mutant import edited
 from operands import random
 
-pytestmark = pytest.mark.sampled(5)
+pytestmark = pytest.mark.sampled(7)
 
 pytest.importorskip("cuda.bindings")
 
@@ -149,6 +149,7 @@ def test_wrong_swapped_tiles_show(file, old, new):
         run(EPILOGUE, a, b, c, alpha=0.5, beta=-1.5, config=OVERLAPPING[1], texts=texts)
 
 
+@pytest.mark.sampled(1)
 def test_a_last_piece_that_is_not_its_own_shows():
     texts = edited("wgmma_persistent.cu", "min(beyond / 32 * 32, Tiles::BN - 32)", "beyond / 32 * 32")
     with pytest.raises(AssertionError):

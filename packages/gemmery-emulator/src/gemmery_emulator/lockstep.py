@@ -374,9 +374,8 @@ class Spinning:
         return places.each.tobytes(), machine.changes, None if ready is None else ready.tobytes()
 
     def _line(self) -> str:
-        at = min(
-            self._machine.places.at, self._program.stop - 1
-        )  # the last block, where the latest step ended the kernel
+        # The place is behind the last block where the latest step ended the kernel.
+        at = min(self._machine.places.at, self._program.stop - 1)
         block = self._program.blocks[at]
         return str(self._machine.kernel.instructions[block.first].line)
 

@@ -38,12 +38,11 @@ def results(name, chosen, plugin):
     """The outcome of each of NumPy's tests in a process of its own, and all that pytest wrote."""
     chosen = f"({chosen}) and not {TOO_LARGE}" if chosen else f"not {TOO_LARGE}"
     command = [sys.executable, "-m", "pytest", "-q", "-rA", "--tb=short", "-n", "0", "-p", "no:cacheprovider"]
-    # An empty configuration in place of the project's.
-    configuration = Path(tempfile.mkdtemp()) / "pytest.ini"
-    configuration.write_text("[pytest]\n")
-    command += ["-c", str(configuration), "-W", "ignore:Passing a non-Collection"]
-    command += ["-p", plugin, str(NUMPY / name), "-k", chosen]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, cwd=tempfile.gettempdir())
+    command += ["-W", "ignore:Passing a non-Collection", "-p", plugin, str(NUMPY / name), "-k", chosen]
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "pytest.ini").write_text("[pytest]\n")  # in place of the project's configuration
+        command += ["-c", "pytest.ini"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, cwd=folder)
     lines = done.stdout.splitlines()
     outcomes = dict(reversed(line.split(" ", 1)) for line in lines if re.match(r"(PASSED|FAILED|ERROR) ", line))
     return {test.partition(" - ")[0]: outcome for test, outcome in outcomes.items()}, done.stdout

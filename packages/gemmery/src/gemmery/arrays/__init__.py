@@ -83,7 +83,7 @@ def kind(*operands: object) -> object:
 
 
 def empty(array: Any, shape: tuple[int, ...], dtype: str) -> View:
-    """Return an uninitialized C-contiguous array for a result array `array`, by its View; `wrap` finishes the array."""
+    """Return the View of a new C-contiguous array of the library and device of `array`, which `wrap` finishes."""
     if library(array, "torch", "Tensor") is not None:
         return pytorch.empty(array, shape, dtype)
     cupy = library(array, "cupy", "ndarray")

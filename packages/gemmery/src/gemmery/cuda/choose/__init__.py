@@ -178,7 +178,6 @@ def modeled(problem: Problem, device: Device, split: bool = True, swapped: bool 
         cut = [(tile, splits) for tile in alone for splits in limits.splits if not legal.split_refusal(tile, splits)]
         cut = [(tile, splits) for tile, splits in cut if not fitted or (*tile[:5], splits) in fitted.tiles]
         choices += [each for each in cut if cost.shared_turns(demand, *each, device.sms)]
-
     times = [(cost.cycles(demand, *each, device), -each[0].stages, each) for each in choices]
     if fitted:
         near = fitted.near * min(times)[0]

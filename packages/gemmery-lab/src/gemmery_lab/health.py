@@ -62,6 +62,12 @@ def doctor() -> tuple[Diagnosis, ...]:
     return tuple(findings)
 
 
+def _cpu() -> Result:
+    from gemmery.cpu import llvm  # which imports llvmlite
+
+    return f"{target.host().cpu} ({llvm.host_cpu()}, {target.host().machine})"
+
+
 def _instruction_set() -> Result:
     host, limit = target.host(), config.isa_limit()
     if limit:
@@ -288,7 +294,7 @@ def _size(count: int) -> str:
 
 
 _EXAMINED: dict[str, Callable[[], Result]] = {
-    "cpu": lambda: f"{target.host().cpu} ({jit.host_cpu()}, {target.host().machine})",
+    "cpu": _cpu,
     "instruction set": _instruction_set,
     "features": lambda: ", ".join(sorted(set(_NEWER) & target.host().features)) or "none of the optional ones",
     "tile unit": _tile_unit,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gemmery import limits
-from gemmery.cpu import jit
+from gemmery.cpu import llvm
 from gemmery.cpu.target import Target, host
 from gemmery.errors import ArgumentError
 from gemmery.problem import Problem
@@ -41,7 +41,7 @@ def test_the_peak_kernel_holds_the_multiply_adds_it_counts(dtype, isa):
     if target.machine not in ("x86_64", "amd64") or target.isa != isa:
         pytest.skip(f"this CPU has no {isa}")
     name = limits.unit(dtype, target)
-    text = jit.assembly(target, f"peak_{name}", lambda: limits._peak_module(target, name))
+    text = llvm.assembly(target, f"peak_{name}", lambda: limits._peak_module(target, name))
     words = {"f32": ("vfmadd", "mulps"), "f64": ("vfmadd", "mulpd"), "bf16": ("vdpbf16ps",), "int8": ("vpdpbusd",)}
     words |= {"int16": ("pmullw",), "int32": ("pmulld", "pmuludq"), "int64": ("pmullq", "pmuludq")}
     count = sum(word in line for line in text.splitlines() for word in words[name])

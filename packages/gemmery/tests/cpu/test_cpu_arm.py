@@ -16,7 +16,7 @@ import pytest
 import gemmery as gm
 from gemmery import verify
 from gemmery.config import ARM_ISAS
-from gemmery.cpu import assembly, elf, images, jit, loops, target
+from gemmery.cpu import assembly, elf, images, jit, llvm, loops, target
 from gemmery.cpu.ir import Module
 from gemmery.cpu.target import ARM_FEATURES, Target, host, hwcaps, instruction_set
 from gemmery.errors import CompileError
@@ -51,7 +51,7 @@ def test_the_inner_loop_is_multiply_adds_and_no_register_is_spilled(name, dtype,
     cpu_ = cpu(name)
     types = images.product(cpu_, Problem(8, 8, 8, dtype, out))
     step = next(step for step, needs in STEPS[dtype, out] if not needs or needs in cpu_.features)
-    loop = assembly.inner_loop(jit.assembly(cpu_, types.name, lambda: loops.packed(cpu_, types)), "tiles")
+    loop = assembly.inner_loop(llvm.assembly(cpu_, types.name, lambda: loops.packed(cpu_, types)), "tiles")
     names = [line.partition(" ")[0] for line in loop]
     assert sum(each.removesuffix("2") == step for each in names) == 24, loop
     assert not [line for line in loop if "[sp" in line]
@@ -69,7 +69,7 @@ def test_the_inner_loop_of_sve_has_whole_registers_and_no_spill(dtype, out, bits
         f"sve_{bits}", frozenset({"asimd", "atomics", *ALL, "sve"}), "neoverse-v1", "aarch64", llvm="neoverse-v1"
     )
     types = images.product(v1, Problem(8, 8, 8, dtype, out))
-    loop = assembly.inner_loop(jit.assembly(v1, types.name, lambda: loops.packed(v1, types)), "tiles")
+    loop = assembly.inner_loop(llvm.assembly(v1, types.name, lambda: loops.packed(v1, types)), "tiles")
     names = {"int32": ("mla", "mad"), "f16": ("fmla",)}.get(dtype, (STEPS[dtype, out][0][0],))
     adds = [line for line in loop if line.partition(" ")[0] in names]
     assert len(adds) == 24, loop
@@ -84,7 +84,7 @@ def test_the_inner_loop_of_sve_has_whole_registers_and_no_spill(dtype, out, bits
 def test_the_inner_loop_of_several_panels_keeps_sums_in_registers(dtype, out, rows):
     cpu_ = cpu("neoverse-v2")
     types = images.product(cpu_, Problem(8, 8, 8, dtype, out, b_layout="packed"))
-    code = jit.assembly(cpu_, f"once_{types.name}", lambda: loops.packed(cpu_, types, once=True))
+    code = llvm.assembly(cpu_, f"once_{types.name}", lambda: loops.packed(cpu_, types, once=True))
     loop = assembly.inner_loop(code, f"abreast_{rows}")
     assert sum(assembly.multiply_adds(line) > 0 for line in loop) == 16
     assert not [line for line in loop if "[sp" in line]
@@ -103,7 +103,7 @@ def test_a_limited_cpu_has_the_instructions_of_its_level_alone(dtype, out):
         limited = whole.limited(isa)
         assert limited.isa == isa
         types = images.product(limited, Problem(8, 8, 8, dtype, out))
-        code = jit.assembly(limited, types.name, lambda limited=limited, types=types: loops.packed(limited, types))
+        code = llvm.assembly(limited, types.name, lambda limited=limited, types=types: loops.packed(limited, types))
         assert not re.search(rf"\t(?:{forbidden[isa]})2?\t", code)
         assert not re.search(r"\tz\d", code)
 

@@ -12,7 +12,7 @@ import pytest
 
 from gemmery import config, dtypes
 from gemmery.config import ISAS
-from gemmery.cpu import batched, direct, gemv, images, jit, loops
+from gemmery.cpu import batched, direct, gemv, images, jit, llvm, loops
 from gemmery.cpu.target import Target, host, instruction_set
 from gemmery.problem import Problem
 
@@ -126,7 +126,7 @@ def test_code_keeps_to_its_registers_and_instructions(isa, problem):
         return loops.packed(target, made)
 
     assert jit.load(target, f"packed_{made.name}", generate)["packed"]
-    code = jit.assembly(target, made.name, generate)
+    code = llvm.assembly(target, made.name, generate)
     found = re.search(FORBIDDEN[isa], code)
     assert not found, code[found.start() - 200 : found.end() + 50]
     assert "packed:" in code
@@ -163,8 +163,8 @@ def modules(target):
 def cpu(request, monkeypatch):
     """A recorded CPU, as the target of a process that runs on it."""
     having = features(request.param)
-    monkeypatch.setattr(jit, "host_cpu", lambda: CPUS[request.param]["llvm"])
-    monkeypatch.setattr(jit, "host_features", lambda: {in_llvm(name): name in having for name in EVERY})
+    monkeypatch.setattr(llvm, "host_cpu", lambda: CPUS[request.param]["llvm"])
+    monkeypatch.setattr(llvm, "host_features", lambda: {in_llvm(name): name in having for name in EVERY})
     return Target(instruction_set(having), having, request.param)
 
 
@@ -185,7 +185,7 @@ def lacking(code, having):
 @x86
 def test_code_for_a_recorded_cpu_uses_what_that_cpu_has(cpu):
     for name, module in modules(cpu):
-        assert not lacking(jit.assembly(cpu, name, lambda made=module: made), cpu.features), name
+        assert not lacking(llvm.assembly(cpu, name, lambda made=module: made), cpu.features), name
 
 
 @x86
@@ -204,7 +204,7 @@ def test_limited_every_recorded_cpu_is_one_plain_cpu(cpu, isa, plain):
 def test_code_for_a_plain_cpu_uses_what_that_cpu_has(isa, plain):
     target = Target(isa, features(plain), llvm=LEVELS[isa])
     for name, module in modules(target):
-        assert not lacking(jit.assembly(target, name, lambda made=module: made), target.features), name
+        assert not lacking(llvm.assembly(target, name, lambda made=module: made), target.features), name
 
 
 @pytest.mark.many
@@ -220,6 +220,6 @@ def test_code_for_a_plain_cpu_uses_what_that_cpu_has(isa, plain):
 def test_instructions_that_a_cpu_lacks_are_seen(name, some):
     having = features(name)
     target = Target(instruction_set(having), having, llvm=CPUS[name]["llvm"])
-    code = "".join(jit.assembly(target, kind, lambda made=module: made) for kind, module in modules(target))
+    code = "".join(llvm.assembly(target, kind, lambda made=module: made) for kind, module in modules(target))
     for feature in some:
         assert feature in {needed for _, needed in lacking(code, having - {feature})}, feature

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from llvmlite import binding
 
 import gemmery
 from gemmery import cache
@@ -216,7 +217,7 @@ def test_pages_are_made_executable_or_the_error_is_named():
 def test_the_pool_of_another_machine_is_valid(machine):
     """Its instructions for pauses and floating-point modes, where LLVM here compiles for x86-64 alone."""
     text = str(pool_code.module(Target("generic", frozenset(), machine=machine)))
-    jit._llvm().parse_assembly(text).verify()
+    binding.parse_assembly(text).verify()
     assert ("@llvm.aarch64.get.fpcr" in text) == (machine != "riscv64")
     assert "llvm.x86" not in text
 
@@ -343,15 +344,15 @@ print(called)
 INTERRUPTED = """
 import signal, threading
 import numpy as np, gemmery as gm
-from gemmery.cpu import jit
+from gemmery.cpu import llvm
 gm.matmul(np.ones((3, 3)), np.ones((3, 3)))
-seen, emitted = [], jit._emitted
+seen, emitted = [], llvm.emitted
 def slow(*args):
     seen.append(threading.current_thread() is threading.main_thread())
     if len(seen) == 1:
         signal.raise_signal(signal.SIGINT)  # of which the main thread hears, wherever it is
     return emitted(*args)
-jit._emitted = slow
+llvm.emitted = slow
 x = np.ones((40, 40), np.int16)
 try:
     gm.matmul(x, x)

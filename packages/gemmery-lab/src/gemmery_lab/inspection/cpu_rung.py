@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from gemmery import dtypes
 from gemmery.arrays import View
-from gemmery.cpu import assembly, images, jit, loops
+from gemmery.cpu import assembly, images, jit, llvm, loops
 from gemmery.cpu.accesses import LINE, Site, caches, counted
 from gemmery.cpu.launch import Launch
 from gemmery.cpu.target import ARM_FEATURES, Target, host, instruction_set
@@ -68,7 +68,7 @@ def inspect_cpu_rung(
     for site in sites:
         touches[site.function] += site.touches
     function = max(touches, key=lambda name: touches[name])
-    code = jit.assembly(target, module, generate)
+    code = llvm.assembly(target, module, generate)
     loop = assembly.inner_loop(code, function)
     l1, l2 = (numerals.size(size) for size in caches(target))
     return CpuInspection(
@@ -214,7 +214,7 @@ def _predicted(program: str, version: str, core: str, dtype: str, out: str) -> P
     llvms, _, isa = core.partition(" ")
     target = Target(isa or instruction_set(features), features, core, "aarch64", llvm=llvms)
     types = images.product(target, Problem(8, 8, 8, dtype, out))
-    code = jit.assembly(target, types.name, lambda: loops.packed(target, types))
+    code = llvm.assembly(target, types.name, lambda: loops.packed(target, types))
     loop = assembly.inner_loop(code, "tiles")
     adds = [line for line in loop if assembly.multiply_adds(line)]
     cycles, least = (_cycles(program, llvms, features, lines) for lines in (loop, adds))

@@ -182,14 +182,14 @@ def cpu_machine() -> MachineRecord:
     >>> cpu_machine().name  # doctest: +SKIP
     'amd-zen4-avx512-2c'
     """
-    from gemmery.cpu import jit, target  # these load what reading records does not need
+    from gemmery.cpu import llvm, target  # these load what reading records does not need
     from gemmery_lab.measure import libraries
 
     host, cores, blas = target.host(), target.cores(), libraries.blas()
     if libraries.steering():  # that of the rival NumPy, which ignores variables that choose other kernels
         with libraries.RivalProcess(libraries.find("numpy"), threads=1) as numpy:
             blas = numpy.runs.partition(", ")[2]
-    model, without = jit.host_cpu().replace("znver", "amd-zen"), "-without-amx" * host.hides_tiles
+    model, without = llvm.host_cpu().replace("znver", "amd-zen"), "-without-amx" * host.hides_tiles
     return MachineRecord(
         name=_file_safe(f"{model}-{host.isa}{without}-{cores}c"),
         cpu=host.cpu,

@@ -1,4 +1,4 @@
-"""Compile LLVM IR to callable code, or load it from the cache; only this module imports llvmlite."""
+"""Machine code of modules of LLVM IR: compiled once, kept in the cache, loaded, by threads that may be interrupted."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import time
 from _thread import RLock, allocate_lock, get_ident, start_new_thread  # `threading` takes 0.5 ms to import
 from collections.abc import Callable, Iterable, Sequence
 from importlib.machinery import PathFinder
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from gemmery import cache, config, dtypes
 from gemmery.cpu import workspace
-from gemmery.cpu.target import ARM_FEATURES, X86, Target, cores
+from gemmery.cpu.target import X86, Target, cores
 from gemmery.errors import CompileError
 
 if TYPE_CHECKING:
@@ -175,7 +175,9 @@ def at_once(tasks: Sequence[Callable[[], object]]) -> None:
 
 def _load(target: Target, name: str, generate: Callable[[], object], hole: int) -> dict[str, int]:
     if not keeps(target):
-        return _engine(target, name, str(generate()).replace(str(HOLE), str(hole)))
+        from gemmery.cpu import llvm
+
+        return llvm.linked(target, name, str(generate()).replace(str(HOLE), str(hole)))
     folder = config.cache_dir() if _unchanged_at_first() else None
     header, _, image = (cache.read(folder, _key(target, name)) or store(target, name, generate)).partition(b"\n")
     if hole != HOLE:
@@ -313,105 +315,11 @@ def _make_executable(address: int, size: int) -> int:
     return 0
 
 
-@functools.cache
-def _llvm() -> Any:
-    import llvmlite.binding as llvm
-
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    return llvm
-
-
-@functools.cache
-def _for_arm() -> Any:
-    """Return LLVM's 64-bit ARM, on any machine: tests and `gemmery predict` compile for ARM CPUs everywhere."""
-    llvm = _llvm()
-    if config.ON_ARM:
-        return llvm.Target.from_default_triple()
-    llvm.initialize_all_targets()
-    llvm.initialize_all_asmprinters()
-    return llvm.Target.from_triple("aarch64-unknown-linux-gnu")
-
-
-def host_cpu() -> str:
-    """Return LLVM's name of this CPU's microarchitecture: znver4, sapphirerapids, neoverse-v2, ..."""
-    return str(_llvm().get_host_cpu_name())
-
-
-def host_features() -> dict[str, bool]:
-    """Return LLVM's features of this architecture, and whether this CPU has each."""
-    return dict(_llvm().get_host_cpu_features())
-
-
-def _machine(target: Target, level: int = 3) -> Any:
-    llvm = _llvm()
-    cpu, features, architecture = target.llvm, "", _for_arm if target.is_arm else llvm.Target.from_default_triple
-    if target.is_arm:
-        cpu = cpu or (host_cpu() if config.ON_ARM else "generic")
-        features = ",".join(f"{'+' if name in target.features else '-'}{llvms}" for name, *_, llvms in ARM_FEATURES)
-    elif not cpu:
-        features = ",".join(f"{'+' if on else '-'}{name}" for name, on in _features(target).items())
-        plain = target.isa == "generic" and target.machine in X86
-        cpu = "x86-64" if plain else host_cpu()
-    return architecture().create_target_machine(cpu=cpu, features=features, opt=level, reloc="pic", codemodel="default")
-
-
-def _features(target: Target) -> dict[str, bool]:
-    """Return LLVM's features of the host, with those beyond the target's instruction set switched off."""
-    hidden = {
-        "avx512": (),
-        "avx2": ("avx512", "avx10", "amx"),
-        "generic": ("avx", "amx", "fma", "f16c", "vaes", "vpcl", "xop"),
-    }
-    off = hidden[target.isa] if target.machine in X86 else ()
-    return {name: on and not name.startswith(off or "\0") for name, on in host_features().items()}
-
-
-# With codegen level 0, the first product takes 50 ms less, and no product more: this code runs once a product or part.
-# So do basic blocks of emulated kernels: they are bound by memory, and that level takes 1/4 of the time.
-_AT_LEVEL_0 = ("pool", "emulated blocks")
-
-
-def _optimized(target: Target, name: str, text: str) -> tuple[Any, Any]:
-    llvm = _llvm()
-    try:
-        module = llvm.parse_assembly(text, llvm.create_context())
-        module.verify()
-    except RuntimeError as error:
-        raise CompileError(f"kernel {name!r}: {error}") from error
-    machine = _machine(target, 0 if name.startswith(_AT_LEVEL_0) else 3)
-    module.triple = machine.triple
-    # The generators vectorize, unroll and tile. LLVM only has to put stack slots into registers, move loop tests to
-    # the end and fold arithmetic. Its -O2 takes 7 times as long and gives the same speed.
-    passes = llvm.create_new_module_pass_manager()
-    passes.add_sroa_pass()
-    passes.add_simplify_cfg_pass()
-    passes.add_loop_rotate_pass()
-    passes.add_instruction_combine_pass()
-    passes.add_simplify_cfg_pass()
-    options = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options())
-    _unlocked("LLVMPY_RunNewModulePassManager")(passes, module, options)
-    return machine, module
-
-
-def _unlocked(name: str) -> Callable[..., Any]:
-    """Return a function of llvmlite's library without the lock that llvmlite takes for every call.
-
-    LLVM lets threads compile at the same time in contexts of their own. With the lock, the two images of a first
-    product would be compiled one after the other.
-    """
-    from llvmlite.binding import ffi
-
-    function = getattr(ffi.lib, name)
-    return cast("Callable[..., Any]", getattr(function, "_cfn", function))
-
-
 def _object(target: Target, name: str, text: str) -> bytes:
     # Imported here: if Python is interrupted in the middle of an import, other threads may not import any more.
-    from llvmlite import binding
+    from gemmery.cpu import llvm
 
-    assert binding
-    return _uninterrupted(lambda: _emitted(target, name, text))
+    return _uninterrupted(lambda: llvm.emitted(target, name, text))
 
 
 def _uninterrupted(call: Callable[[], bytes]) -> bytes:
@@ -451,32 +359,3 @@ def _uninterrupted(call: Callable[[], bytes]) -> bytes:
     if isinstance(results[0], BaseException):
         raise results[0]
     return results[0]
-
-
-def _emitted(target: Target, name: str, text: str) -> bytes:
-    from llvmlite.binding import ffi
-
-    machine, module = _optimized(target, name, text)
-    with ffi.OutputString() as error:
-        buffer = _unlocked("LLVMPY_TargetMachineEmitToMemory")(machine, module, 1, error)
-        if not buffer:
-            raise CompileError(f"kernel {name!r}: {error}")
-    try:
-        return ctypes.string_at(ffi.lib.LLVMPY_GetBufferStart(buffer), ffi.lib.LLVMPY_GetBufferSize(buffer))
-    finally:
-        ffi.lib.LLVMPY_DisposeMemoryBuffer(buffer)
-
-
-def assembly(target: Target, name: str, generate: Callable[[], object]) -> str:
-    """Return the machine code of a module as text."""
-    machine, module = _optimized(target, name, str(generate()))
-    return str(machine.emit_assembly(module))
-
-
-def _engine(target: Target, name: str, text: str) -> dict[str, int]:
-    """Load with LLVM's own linker where flat images are not supported (other CPUs, Windows); nothing is cached."""
-    machine, module = _optimized(target, name, text)
-    engine = _llvm().create_mcjit_compiler(module, machine)
-    engine.finalize_object()
-    workspace.forever(engine)
-    return {f.name: engine.get_function_address(f.name) for f in module.functions if not f.is_declaration}

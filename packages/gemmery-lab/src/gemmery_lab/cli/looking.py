@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import gemmery_lab as lab
 from gemmery import dtypes
 from gemmery.errors import ArgumentError, DeviceError, DTypeError
 from gemmery_emulator.kernels import command, file_checks
@@ -22,6 +23,7 @@ from gemmery_emulator.pages.writing import (
     place,
     write_page,
 )
+from gemmery_lab import asked
 from gemmery_lab.cli import parser
 from gemmery_lab.cli.parser import Action, As, Json, app, argument, ladder_app, option, texts
 
@@ -45,7 +47,6 @@ def diff(
         check_page(html, "jinja2")
 
     def run() -> int:
-        import gemmery_lab as lab
         from gemmery_lab.report.terminal import difference_page, show_difference
 
         difference = lab.diff(old, new)
@@ -71,7 +72,6 @@ def explain(
     Both rungs run on the emulator, on a small product; their times are predicted for a large one.
     """
     from gemmery.cuda.pipes import predictable
-    from gemmery_lab import asked
 
     emulated_as, type_ = asked.emulated_card(card).name, asked.stepped(old, new, dtype)
     if html is not None:
@@ -82,7 +82,6 @@ def explain(
             raise ArgumentError(f"--timeline {timeline}: no times are predicted for {emulated_as}; leave it out")
 
     def run() -> int:
-        import gemmery_lab as lab
         from gemmery_lab.on_emulator import rung_timeline
         from gemmery_lab.report.ladder_steps import show_step, step, step_page
 
@@ -128,8 +127,6 @@ _MOST = 24 * 60
 
 
 def _tune(minutes: float, fresh: bool, json: bool) -> int:
-    import gemmery_lab as lab
-
     try:
         with parser.bar() as progress:
             tuning = lab.tune(minutes, fresh, lambda what, done, total: progress(done, total, what))
@@ -186,8 +183,6 @@ def inspect(
 
     Of a CPU rung show its loops, inner loop in assembly, roofs, and accesses in a model of the caches.
     """
-    from gemmery_lab import asked
-
     names = [rung, *([other] if other else [])]
     asked.inspectable(*names)
     keys = parser.settings(config)
@@ -242,7 +237,6 @@ def doctor(json: Json = False, prune: Annotated[bool, option("doctor.prune", "--
     """Show what gemmery finds on this machine, and how to fix what is wrong."""
 
     def run() -> int:
-        import gemmery_lab as lab
         from gemmery_lab.report.terminal import findings
 
         checks = (*([lab.prune()] if prune else []), *lab.doctor())
@@ -273,8 +267,6 @@ def verify(
     types = [name for text in dtype or () for name in parser.names(text)]
 
     def run() -> int:
-        import gemmery_lab as lab
-
         with parser.bar(products) as progress:
             verified = lab.verify(products, device, types, seed, progress)
         sys.stdout.write(f"{as_json(verified) if json else in_words(verified)}\n")

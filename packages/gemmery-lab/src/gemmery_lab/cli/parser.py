@@ -27,6 +27,7 @@ from typer.models import CommandFunctionType
 
 from gemmery.errors import EXTRAS, ArgumentError, CompileError, GemmeryError, InstallError, missing
 from gemmery_emulator.pages.writing import as_json, check_page, console, place, write_page
+from gemmery_lab import asked
 
 if TYPE_CHECKING:
     from gemmery.ladder.rung import Rung
@@ -276,11 +277,10 @@ def measured(
     `rungs` are those of the records, () for the CPU's. `store` is the folder to which `measure` appends records.
     """
     from gemmery_lab import measurements
-    from gemmery_lab.asked import registry
     from gemmery_lab.measure import record
     from gemmery_lab.report import terminal
 
-    rungs = rungs or registry("cpu")
+    rungs = rungs or asked.registry("cpu")
     run, interrupted = timed(measure, rungs, lambda run, console: terminal.show(run, rungs, console), output, expected)
     if output.has_page:
         from gemmery_lab.report.page import page

@@ -17,7 +17,7 @@ from gemmery_emulator.pages import numerals, svg, writing
 from gemmery_emulator.pages.pictures import pictures
 from gemmery_lab.measure.record import Measurement, Run
 from gemmery_lab.report import emulated_tables, words
-from gemmery_lab.report.curves import blocks, curves, roofline, seconds, sweep_plot, vectors
+from gemmery_lab.report.curves import blocks, curves, plotted, roofline, seconds, sweep_plot, vectors
 from gemmery_lab.report.emulated_tables import by_size
 from gemmery_lab.report.ladder_steps import place, steps
 from gemmery_lab.report.suite_tables import OWN, product, tournaments
@@ -168,9 +168,8 @@ def standing(suite: str, measurements: Sequence[Measurement]) -> svg.Plot | None
         on.xaxis.set_minor_formatter(NullFormatter())
         svg.legend(on)
         on.set_xlabel("times faster than the rival")
-        drawing = svg.render(on, f"standing-{suite}", "speed-up over each rival on every problem")
-    caption = words.NOTES["speedups"]
-    return svg.Plot(f"standing-{suite}", suite.replace("_", " "), caption, drawing)
+        label = "speed-up over each rival on every problem"
+        return plotted(on, f"standing-{suite}", suite.replace("_", " "), words.NOTES["speedups"], label)
 
 
 def page(run: Run, rungs: Sequence[Rung] = ()) -> str:
@@ -296,11 +295,10 @@ def predicted_bars(ladder: EmulatedLadder) -> svg.Plot | None:
         on.grid(False, axis="y")
         svg.name_rows(on, range(len(rows)), [f"{row.rung}, {row.dtype}" for row in rows])
         on.set_xlabel("TFLOP/s, logarithmic")
-        drawing = svg.render(on, "predicted", f"predicted TFLOP/s of every rung at n = {n} on {name}")
-    caption = "Longer is faster; a pale bar is slower than its parent. No time was measured here."
-    if any(row.measured for row in rows):
-        caption += f" The dots are stored measurements on {name}."
-    return svg.Plot("predicted", f"The ladder at n = {n}, predicted for {name}", caption, drawing)
+        caption = "Longer is faster; a pale bar is slower than its parent. No time was measured here."
+        caption += f" The dots are stored measurements on {name}." * any(row.measured for row in rows)
+        label = f"predicted TFLOP/s of every rung at n = {n} on {name}"
+        return plotted(on, "predicted", f"The ladder at n = {n}, predicted for {name}", caption, label)
 
 
 def roofs(ladder: EmulatedLadder) -> tuple[svg.Plot, ...]:
@@ -333,6 +331,5 @@ def _roofs(size: int, rungs: list[EmulatedRung]) -> svg.Plot:
         on.xaxis.set_minor_formatter(NullFormatter())
         svg.legend(on)
         on.set_xlabel("µs")
-        drawing = svg.render(on, f"roofs-{size}", f"the four roofs of every rung at n = {size}")
-    caption = words.NOTES["four_roofs"]
-    return svg.Plot(f"roofs-{size}", f"The roofs of every rung, n = {size}", caption, drawing)
+        title, label = f"The roofs of every rung, n = {size}", f"the four roofs of every rung at n = {size}"
+        return plotted(on, f"roofs-{size}", title, words.NOTES["four_roofs"], label)

@@ -48,7 +48,8 @@ class Sheet:
         return (0, 1) if self.aside else (0,)
 
 
-Columns = Sequence[tuple[str, Callable[[RowType], Cell | str]]]  # headings, and the cell of a row
+Column = tuple[str, Callable[[RowType], Cell | str]]  # a heading, and the cell of a row
+Columns = Sequence[Column[RowType]]
 
 
 def tabulate(
@@ -64,7 +65,7 @@ def tabulate(
     )
 
 
-def measured(columns: Columns[Measurement], absent: str = "not run") -> Columns[Measurement]:
+def measured(*columns: Column[Measurement], absent: str = "not run") -> Columns[Measurement]:
     """Return columns that are blank for what did not run, the first of which says so."""
 
     def unless_refused(of: Callable[[Measurement], Cell | str], instead: Cell) -> Callable[[Measurement], Cell | str]:

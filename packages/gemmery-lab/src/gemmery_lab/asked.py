@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from math import inf
 from numbers import Integral
 from typing import TYPE_CHECKING
@@ -89,9 +88,7 @@ def emulated_card(name: str) -> Device:
     try:
         return card(name or EMULATED_AS)
     except DeviceError:
-        close = get_close_matches(name.lower(), KNOWN, 1)
-        meant = f"; did you mean {close[0]!r}?" if close else ";"
-        raise ArgumentError(f"device {name!r} is not known{meant} known: {', '.join(KNOWN)}") from None
+        raise unknown(f"device {name!r} is not known", name.lower(), KNOWN) from None
 
 
 def registry(kind: str) -> tuple[Rung, ...]:

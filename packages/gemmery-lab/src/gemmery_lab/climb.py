@@ -36,9 +36,6 @@ class Conditions:
     store: Path | None = None
 
 
-PLAIN = Conditions()
-
-
 @dataclass(frozen=True)
 class RungPlan:
     """A ladder or a sweep with checked arguments."""
@@ -198,8 +195,8 @@ def climb(
     experiment: Experiment,
     rungs: Sequence[RungConfig],
     sizes: Sequence[int],
-    dtype: str = "f32",
-    how: Conditions = PLAIN,
+    dtype: str,
+    how: Conditions,
     shape: Shape | None = None,
 ) -> Run:
     """Measure each (rung, config) at each size, smallest first: a rung's time at one size predicts the next.

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
 from gemmery import arrange, dtypes
@@ -214,7 +215,6 @@ def _span(array: Array) -> tuple[NDArray[np.uint8], int]:
     """Return the memory of an array with any strides as bytes, and the offset of its first element."""
     if not array.size:
         return np.zeros(0, np.uint8), 0
-    reach = [(length - 1) * step for length, step in zip(array.shape, array.strides, strict=True)]
-    before, after = -sum(step for step in reach if step < 0), sum(step for step in reach if step > 0)
-    kind = ctypes.c_uint8 * (before + after + array.itemsize)
-    return np.ctypeslib.as_array(kind.from_address(array.ctypes.data - before)), before
+    first, end = byte_bounds(array)
+    memory = (ctypes.c_uint8 * (end - first)).from_address(first)
+    return np.ctypeslib.as_array(memory), array.ctypes.data - first

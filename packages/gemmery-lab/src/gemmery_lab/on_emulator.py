@@ -340,9 +340,8 @@ def rung_timeline(row: PredictedRung, card: str) -> WarpTimeline:
     Raises EmulationError or RefusedError for what cannot be predicted.
     """
     device, pipes = pipes_of(card)
-    rung, dtype = find(CUDA, row.rung), "f32" if row.dtype == asked.TF32 else row.dtype
-    out, precision = asked.result_type(dtype), asked.TF32 if row.dtype == asked.TF32 else ""
-    work = Work(row.m, row.n, row.k, dtype, out, b_layout="col" if row.m == 1 else "row", precision=precision)
+    rung, work = find(CUDA, row.rung), replace(element(row.dtype), m=row.m, n=row.n, k=row.k)
+    work = replace(work, out=asked.result_type(work.dtype), b_layout="col" if row.m == 1 else "row")
     problem = work.problem._replace(device=device.name)
     geometry = launch_of(rung, problem, {**rung.default, **row.config})
     lengths, _ = _lengths(problem, _overlaps(geometry, device))

@@ -228,12 +228,10 @@ def _computed_with_epilogue(p: RandomProduct, place: PlaceImage) -> tuple[refere
 
 def _call(p: RandomProduct, a: Any, b: Any, c: Any, vectors: Mapping[str, Any]) -> None:
     """Call the product's function."""
+    dtype = p.out if p.out != p.element and p.function != "gemm" else None
+    named = {"activation": p.activation, "dtype": dtype, "precision": p.precision, "semiring": p.semiring}
     options = {name: value for name, value in vectors.items() if value is not None}
-    options |= {"activation": p.activation} if p.activation else {}
-    options |= {"batch_invariant": True} if p.invariant else {}
-    options |= {"dtype": p.out} if p.out != p.element and p.function != "gemm" else {}
-    options |= {"precision": p.precision} if p.precision else {}
-    options |= {"semiring": p.semiring} if p.semiring else {}
+    options |= {name: value for name, value in {**named, "batch_invariant": p.invariant}.items() if value}
     if p.function == "gemm":
         gm.gemm(p.alpha, a, b, p.beta, c, out=c, **options)
     elif p.function == "grouped_matmul":
@@ -315,15 +313,10 @@ def _compared(p: RandomProduct, result: Array, a: Array, b: Array, old: Array, b
     if not p.ends:
         c = old if p.beta else None
         return reference.check(result, a, b, growth(p), alpha=p.alpha, beta=p.beta, c=c, **options)
-    groups = [(group, start, end) for group, (start, end) in enumerate(pairwise((0, *p.ends))) if start < end]
-    if p.deep:
-        parts = [
-            reference.check(result[group], a[:, start:end], b[start:end], growth(p), **options)
-            for group, start, end in groups
-        ]
-    else:
-        parts = [
-            reference.check(result[start:end], a[start:end], b[group], growth(p), **options)
-            for group, start, end in groups
-        ]
+    parts = []
+    for group, ends in enumerate(pairwise((0, *p.ends))):
+        own = slice(*ends)
+        if own.start < own.stop:
+            operands = (result[group], a[:, own], b[own]) if p.deep else (result[own], a[own], b[group])
+            parts.append(reference.check(*operands, growth(p), **options))
     return max(parts, key=lambda part: part.error_over_bound)

@@ -13,16 +13,8 @@ import gemmery_lab as lab
 from gemmery import dtypes
 from gemmery.errors import ArgumentError, DeviceError, DTypeError
 from gemmery_emulator.kernels import command, file_checks
-from gemmery_emulator.pages.writing import (
-    HtmlToo,
-    as_json,
-    check_page,
-    check_trace,
-    check_writable,
-    console,
-    place,
-    write_page,
-)
+from gemmery_emulator.pages import writing
+from gemmery_emulator.pages.writing import HtmlToo, as_json, console
 from gemmery_lab import asked
 from gemmery_lab.cli import parser
 from gemmery_lab.cli.parser import Action, As, Json, app, argument, ladder_app, option, texts
@@ -44,7 +36,7 @@ def diff(
     The two kernels are compared line by line. Functions and types in headers are listed where only one rung uses them.
     """
     if html is not None:
-        check_page(html, "jinja2")
+        writing.check_page(html, "jinja2")
 
     def run() -> int:
         from gemmery_lab.report.terminal import difference_page, show_difference
@@ -52,7 +44,7 @@ def diff(
         difference = lab.diff(old, new)
         show_difference(difference, console())
         if html is not None:
-            sys.stdout.write(f"page: {write_page(html, difference_page(difference))}\n")
+            sys.stdout.write(f"page: {writing.write_page(html, difference_page(difference))}\n")
         return 0
 
     return run
@@ -64,7 +56,7 @@ def explain(
     new: Annotated[str, argument("diff.new", show_default=False)],
     dtype: Annotated[str, option("ladder.dtype")] = "",
     card: As = "",
-    timeline: Annotated[Path | None, option("explain.timeline", show_default=False, callback=place)] = None,
+    timeline: Annotated[Path | None, option("explain.timeline", show_default=False, callback=writing.place)] = None,
     html: HtmlToo = None,
 ) -> Action:
     """Explain a step of the GPU's ladder: the counters, the predicted time and the lines that moved.
@@ -75,9 +67,9 @@ def explain(
 
     emulated_as, type_ = asked.emulated_card(card).name, asked.stepped(old, new, dtype)
     if html is not None:
-        check_page(html, "matplotlib", "jinja2")
+        writing.check_page(html, "matplotlib", "jinja2")
     if timeline is not None:
-        check_trace(timeline)
+        writing.check_trace(timeline)
         if emulated_as not in predictable():
             raise ArgumentError(f"--timeline {timeline}: no times are predicted for {emulated_as}; leave it out")
 
@@ -96,11 +88,11 @@ def explain(
         timelines = [rung_timeline(row, emulated_as) for row in explained.times or ()] if drawn else []
         show_step(explained, console())
         if html is not None:
-            sys.stdout.write(f"page: {write_page(html, step_page(explained, timelines))}\n")
+            sys.stdout.write(f"page: {writing.write_page(html, step_page(explained, timelines))}\n")
         if timeline is not None:
             if not timelines:
                 raise ArgumentError(f"--timeline {timeline}: the time of {old} or {new} is not predicted; leave it out")
-            written = write_page(timeline, timelines[-1].trace(), "--timeline")
+            written = writing.write_page(timeline, timelines[-1].trace(), "--timeline")
             sys.stdout.write(f"timeline: {written}, of {new}, for ui.perfetto.dev\n")
         return 0
 
@@ -177,7 +169,7 @@ def inspect(
     sass: Annotated[bool, option("inspect.sass", "--sass")] = False,
     json: Annotated[bool, option("inspect.json", "--json")] = False,
     html: HtmlToo = None,
-    svg: Annotated[Path | None, option("inspect.svg", "--svg", show_default=False, callback=place)] = None,
+    svg: Annotated[Path | None, option("inspect.svg", "--svg", show_default=False, callback=writing.place)] = None,
 ) -> Action:
     """Show a kernel's resources, occupancy, roofline and per-line memory counters; no GPU is needed.
 
@@ -191,9 +183,9 @@ def inspect(
         if code and other and not json:
             raise ArgumentError(f"{flag}: side by side, no code is shown; inspect one of them, or add --json")
     if html is not None:
-        check_page(html, "jinja2")
+        writing.check_page(html, "jinja2")
     if svg is not None:
-        check_writable(svg / "picture.svg", "--svg")
+        writing.check_writable(svg / "picture.svg", "--svg")
     from gemmery_lab.inspection.gather import inspections
 
     inspect_each = inspections(names, device, line, m=m or 0, n=n or 0, k=k or 0, dtype=dtype, config=keys)
@@ -214,10 +206,10 @@ def inspect(
         written = list[str]()
         if html is not None:
             page = notebook.side_by_side_page(pair) if pair else notebook.inspection_page(first)
-            written.append(f"page: {write_page(html, page)}\n")
+            written.append(f"page: {writing.write_page(html, page)}\n")
         if svg is not None:
             pictures = _pictures(inspections).items()
-            written += [f"picture: {write_page(svg / name, text, '--svg')}\n" for name, text in pictures]
+            written += [f"picture: {writing.write_page(svg / name, text, '--svg')}\n" for name, text in pictures]
         (sys.stderr if json else sys.stdout).writelines(written)
         return 0
 

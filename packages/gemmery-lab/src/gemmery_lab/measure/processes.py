@@ -56,7 +56,7 @@ def run_new_shapes(ours: Any, work: dict[str, Any], device: str, rest: float) ->
     if device != "cpu":
         from gemmery_lab.measure.torch_operands import new_shapes
 
-        convert, theirs, wait = new_shapes(work["dtype"], device)
+        convert, theirs, wait = new_shapes(device)
         products = pairs(Work(**work), convert)
     else:
         products, theirs, wait = pairs(Work(**work)), np.matmul, lambda: None  # a product on the CPU has its result

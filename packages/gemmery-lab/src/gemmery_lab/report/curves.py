@@ -7,20 +7,18 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from gemmery.cuda.roofline import Roofline
 from gemmery_emulator.pages import numerals, svg
 from gemmery_lab.experiments import Axis, Experiment
 from gemmery_lab.measure.record import MachineRecord, Measurement
 from gemmery_lab.report import words
 from gemmery_lab.report.tables import along, marks, side
 from gemmery_lab.report.words import is_square
-
-if TYPE_CHECKING:
-    from gemmery.cuda.roofline import Roofline
 
 LABEL = 15  # height of one line of labels
 REASON = 36  # characters per line of a reason

@@ -21,7 +21,7 @@ from gemmery_lab.report.curves import blocks, curves, plotted, roofline, seconds
 from gemmery_lab.report.emulated_tables import by_size
 from gemmery_lab.report.ladder_steps import place, steps
 from gemmery_lab.report.suite_tables import OWN, product, tournaments
-from gemmery_lab.report.tables import Records, Results, results, tabulated, tree
+from gemmery_lab.report.tables import Records, results, sheets, tree
 from gemmery_lab.report.words import Group, doubts, fullest, gain, gains, label, largest, over_fastest, rival, speedup
 from gemmery_lab.rung_counts import EmulatedLadder, EmulatedRung
 
@@ -34,12 +34,8 @@ def figures(run: Run, rungs: Sequence[Rung] = ()) -> tuple[svg.Plot, ...]:
     >>> [plot.name for plot in figures(run, CPU)]  # doctest: +SKIP
     ['ladder', 'curves', 'roofline']
     """
-    return drawn(results(run, rungs))
-
-
-def drawn(run: Results) -> tuple[svg.Plot, ...]:
-    """Return the figures of a run that has been grouped."""
-    tried = (replace(of, measurements=tuple(m for m in of.measurements if m.seconds or m.refused)) for of in run.parts)
+    parts = results(run, rungs).parts
+    tried = (replace(of, measurements=tuple(m for m in of.measurements if m.seconds or m.refused)) for of in parts)
     plots = (plot for of in tried for kind in of.experiment.figures for plot in DRAWINGS[kind](of))
     return tuple(plot for plot in plots if plot is not None)
 
@@ -189,11 +185,11 @@ def page(run: Run, rungs: Sequence[Rung] = ()) -> str:
         numerals=numerals,
         fastest=fastest,
         tiles=_tiles(fastest) if fastest and not doubts(run) else (),
-        plots=drawn(of),
+        plots=figures(run, rungs),
         branches=tree(climbed) if len(climbed) > 1 else (),
         gains={rung.name: f"{over[rung.name]} {rung.parent}" for rung in climbed if over.get(rung.name)},
         gains_at=words.shape(fullest(problems).first) if problems else "",
-        sheets=tabulated(of),
+        sheets=sheets(run, rungs),
         lessons=[(rung, _measured(rung, problems), pseudocode(rung.source, rung.name)) for rung in climbed],
     )
 

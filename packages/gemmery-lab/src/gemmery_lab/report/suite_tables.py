@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -162,15 +163,12 @@ def first_products(heading: str, measurements: Sequence[Measurement]) -> list[Sh
     """
     if not any(m.case in PIECES for m in measurements):
         return products(heading, measurements)
-    by_key = {(m.kernel, m.m, m.n, m.k, m.dtype, m.threads, m.case): m for m in measurements}
-
-    def piece(m: Measurement, name: str) -> str:
-        return _duration(by_key.get((m.kernel, m.m, m.n, m.k, m.dtype, m.threads, name)))
-
+    key = operator.attrgetter("kernel", "m", "n", "k", "dtype", "threads")
+    pieces = sheet.pivoted(measurements, key, lambda m: m.case)
     columns = [
         ("product", lambda m: f"{words.shape(m)}, {words.types(m)}, {words.kernel(m.kernel)}"),
         ("first product", _duration),
-        *((name, lambda m, name=name: piece(m, name)) for name in PIECES),
+        *((name, lambda m, name=name: _duration(pieces[key(m)].get(name))) for name in PIECES),
         *_ratios(rival for m in measurements for rival in m.versus),
     ]
     rows = [m for m in measurements if not m.case and m.seconds]

@@ -280,7 +280,7 @@ class Records:
 
 @dataclass(frozen=True)
 class Results:
-    """A run in the parts that reports show, grouped once; ratios are ties if its figures are unreliable."""
+    """A run in the parts that reports show; ratios are ties if its figures are unreliable."""
 
     run: Run
     rungs: Sequence[Rung]
@@ -318,12 +318,7 @@ def sheets(run: Run, rungs: Sequence[Rung]) -> tuple[Sheet, ...]:
     >>> [sheet.title for sheet in sheets(run, CPU)]  # doctest: +SKIP
     ['n = 512, f32', 'n = 1024, f32']
     """
-    return tabulated(results(run, rungs))
-
-
-def tabulated(run: Results) -> tuple[Sheet, ...]:
-    """Return the sheets of a run that has been grouped."""
-    kinds = ((records, records.experiment.table) for records in run.parts)
+    kinds = ((records, records.experiment.table) for records in results(run, rungs).parts)
     return tuple(
         table for of, kind in kinds for table in SHEETS[_resembled(of.measurements) if kind == ANY_SUITE else kind](of)
     )

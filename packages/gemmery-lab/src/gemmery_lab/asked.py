@@ -169,10 +169,19 @@ def element_type(dtype: str, kind: str) -> str:
     if kind == "cpu" and dtype.strip().lower() == TF32:
         raise ArgumentError("dtype 'tf32' is for rungs of a GPU: the device must be cuda, or emulator")
     known = tuple(dict.fromkeys(name for rung in registry(kind) for name in rung.dtypes))
+    where = f"rungs for {'the CPU' if kind == 'cpu' else 'a GPU'}: "
+    return resolved(dtype, known, () if kind == "cpu" else (TF32,), where)
+
+
+def resolved(dtype: str, known: Iterable[str], also: Iterable[str] = (), where: str = "") -> str:
+    """Return gemmery's name of one of the element types that are `known`, or of what is taken `also`, as "tf32".
+
+    Raises ArgumentError for any other, which begins with `where` it stands.
+    """
     try:
-        return dtypes.resolve(dtype, known, also=() if kind == "cpu" else (TF32,))
+        return dtypes.resolve(dtype, known, also)
     except DTypeError as error:
-        raise ArgumentError(f"rungs for {'the CPU' if kind == 'cpu' else 'a GPU'}: {error}") from None
+        raise ArgumentError(f"{where}{error}") from None
 
 
 def stepped(old: str, new: str, dtype: str = "") -> str:
@@ -197,10 +206,7 @@ def spelled(dtype: str) -> str:
 
     Raises ArgumentError for a name that is not known.
     """
-    try:
-        return dtypes.resolve(dtype, (*dtypes.NAMES, *dtypes.FLOAT8), (TF32,)) if dtype else ""
-    except DTypeError as error:
-        raise ArgumentError(str(error)) from None
+    return resolved(dtype, (*dtypes.NAMES, *dtypes.FLOAT8), (TF32,)) if dtype else ""
 
 
 def result_type(dtype: str) -> str:

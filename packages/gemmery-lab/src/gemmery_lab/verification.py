@@ -19,7 +19,7 @@ from gemmery.api.epilogue_terms import with_kinds
 from gemmery.cpu import target, threads
 from gemmery.dtypes import Array
 from gemmery.epilogues.random_epilogues import of_text
-from gemmery.errors import ArgumentError, DTypeError, GemmeryError
+from gemmery.errors import ArgumentError, GemmeryError
 from gemmery_lab import asked
 from gemmery_lab.measure.torch_operands import tensors_in as on_gpu
 from gemmery_lab.measure.work import numpy_dtype
@@ -129,14 +129,10 @@ def verify(
 
 def _spelled(name: str, kind: str) -> str:
     """Return the name of an element type that can be drawn for a kind of device. Raises ArgumentError."""
-    try:
-        also = (*RINGS, *(PARTS if kind == "cuda" else ()))
-        known = [each for each in TYPES[kind] if each not in also]
-        return element_types.resolve(
-            name, dict.fromkeys((*known, "f32", "tf32")[: -1 if kind == "cpu" else None]), also
-        )
-    except DTypeError as error:
-        raise ArgumentError(f"products on {kind}: {error}") from None
+    also = (*RINGS, *(PARTS if kind == "cuda" else ()))
+    known = [each for each in TYPES[kind] if each not in also]
+    known += ["f32"] if kind == "cpu" else ["f32", "tf32"]
+    return asked.resolved(name, dict.fromkeys(known), also, f"products on {kind}: ")
 
 
 def on_host(placed: MatrixImage) -> tuple[Array, Callable[[], Array]]:

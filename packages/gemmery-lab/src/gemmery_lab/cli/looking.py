@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import gemmery_lab as lab
 from gemmery import dtypes
-from gemmery.errors import ArgumentError, DeviceError, DTypeError
+from gemmery.errors import ArgumentError, DeviceError
 from gemmery_emulator.kernels import command, file_checks
 from gemmery_emulator.pages import writing
 from gemmery_emulator.pages.writing import HtmlToo, as_json, console
@@ -313,17 +313,15 @@ def warm(
 ) -> Action:
     """Compile and store the kernels that products need, so that no product waits for a compiler; no GPU is needed."""
     place = device.strip().lower()
-    try:
-        asked_for = [name for text in dtype or () for name in parser.names(text)]
-        types = [dtypes.resolve(name, (*dtypes.BY_NAME, *dtypes.FLOAT8)) for name in asked_for]
-        if place != "cpu" and place.partition(":")[0] != "cuda":
-            from gemmery.cuda.device import card
+    asked_for, known = [name for text in dtype or () for name in parser.names(text)], (*dtypes.BY_NAME, *dtypes.FLOAT8)
+    types = [asked.resolved(name, known, where="--dtype: ") for name in asked_for]
+    if place != "cpu" and place.partition(":")[0] != "cuda":
+        from gemmery.cuda.device import card
 
+        try:
             card(place)
-    except DTypeError as error:
-        raise ArgumentError(f"--dtype: {error}") from None
-    except DeviceError as error:
-        raise ArgumentError(f"--device: {error}; or cpu") from None
+        except DeviceError as error:
+            raise ArgumentError(f"--device: {error}; or cpu") from None
 
     def run() -> int:
         import gemmery
@@ -346,10 +344,7 @@ def run(
 ) -> Action:
     """Run a script with gemmery behind NumPy's products, and say at its end how many ran and what they took."""
     known = ("f32", "f64", "complex64", "complex128")
-    try:
-        names = [dtypes.get(dtypes.resolve(name, known)).numpy for name in parser.names(types)]
-    except DTypeError as error:
-        raise ArgumentError(f"--types: {error}") from None
+    names = [dtypes.get(asked.resolved(name, known, where="--types: ")).numpy for name in parser.names(types)]
     if not module and not Path(target).exists():
         raise ArgumentError(f"script {target!r}: there is no such file; give its path, or -m and the name of a module")
 

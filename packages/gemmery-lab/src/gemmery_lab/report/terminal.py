@@ -21,6 +21,7 @@ from rich.text import Text
 from gemmery.ladder.diff import Difference
 from gemmery.ladder.rung import Rung
 from gemmery_emulator.pages import numerals
+from gemmery_emulator.pages.writing import render
 from gemmery_lab import experiments
 from gemmery_lab.experiments import LADDER
 from gemmery_lab.measure.record import MachineRecord, Measurement, Run
@@ -265,8 +266,6 @@ def show_difference(difference: Difference, console: Console) -> None:
 
 def difference_page(difference: Difference) -> str:
     """Return the same as one self-contained HTML page."""
-    from gemmery_emulator.pages.writing import render
-
     title = f"From {difference.old} to {difference.new}"
     return render("difference.html", __package__, title=title, difference=difference, lines=colored(difference))
 

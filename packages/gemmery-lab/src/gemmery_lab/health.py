@@ -276,7 +276,7 @@ def _product_on(ordinal: int) -> Result:
 def _cublas() -> Result:
     """Check for libraries to compare with on a GPU."""
     reasons = [rival.missing() for rival in cublas.RIVALS]
-    there = [rival.runs() for rival, reason in zip(cublas.RIVALS, reasons, strict=True) if not reason]
+    there = [rival.runs for rival, reason in zip(cublas.RIVALS, reasons, strict=True) if not reason]
     if there:
         return "; ".join(there)
     return "none", True, f"{'; '.join(reasons)}: there is no library to compare with on a GPU"

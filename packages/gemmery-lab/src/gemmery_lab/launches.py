@@ -34,7 +34,7 @@ from gemmery_lab.measure.timing import Contestant, Sample
 from gemmery_lab.measure.torch_operands import ALIGNMENT, alignment
 from gemmery_lab.measure.work import Work, numpy_dtype, operands
 from gemmery_lab.measurements import WRONG, Runnable
-from gemmery_lab.on_cuda import NO_RIVAL, Cuda, CudaStage, Vendor, build, compared, product
+from gemmery_lab.on_cuda import NO_RIVAL, Cuda, CudaStage, build, compared, product
 from gemmery_lab.on_emulator import emulated_rung
 from gemmery_lab.session import PRODUCT, Session, Task, contest, entrant
 
@@ -50,9 +50,9 @@ class HostStage(CudaStage):
         """Take `gemmery.matmul`."""
         return Runnable(lambda: _warm(torch_operands.own_calls(self.resident, product(self.resident.work))))
 
-    def rival(self, opponent: Vendor) -> Runnable:
+    def rival(self, opponent: cublas.Caller) -> Runnable:
         """Take the library's function."""
-        return Runnable(lambda: _warm(opponent.caller.calls(self.resident)), note=opponent.runs)
+        return Runnable(lambda: _warm(opponent.calls(self.resident)), note=opponent.runs)
 
 
 def _warm(sample: Sample) -> Sample:
@@ -168,7 +168,7 @@ def _measured(session: Session, cuda: Cuda, work: Work, repeats: int, seconds: f
         contestants.append(
             Contestant(CHAIN_RIVAL, replayed(operands, torch_operands.torch_chain(operands.views), repeats))
         )
-        rows[CHAIN_RIVAL] = replace(plain, kernel=CHAIN_RIVAL, note=f"{rival.runs()}, torch.add and torch.mm", **cost)
+        rows[CHAIN_RIVAL] = replace(plain, kernel=CHAIN_RIVAL, note=f"{rival.runs}, torch.add and torch.mm", **cost)
     comparison = timing.compare(contestants, seconds)
     for name, times in comparison.timings.items():
         rows[name] = session.timed(rows[name], times, comparison.versus if name == PRODUCT else None)

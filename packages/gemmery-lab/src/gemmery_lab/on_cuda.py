@@ -9,7 +9,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -51,15 +51,6 @@ SAMPLED = {"float64": 5e7}  # operations of the reference, which for f64 uses ex
 SAMPLED_WIDE = 2e8  # and for narrower types, which use NumPy's product
 
 
-@dataclass(frozen=True)
-class Vendor:
-    """A library that is installed and calls cuBLAS."""
-
-    name: str
-    runs: str
-    caller: Caller
-
-
 class CudaStage:
     """The operands of a work in so many sets that no call finds its own in the L2 cache."""
 
@@ -83,9 +74,9 @@ class CudaStage:
         entry = self._entry(put, rung, GROUPED if problem.groups else rung.name)
         return replace(entry, error=None) if parts else entry  # the reference has no epilogue
 
-    def rival(self, opponent: Vendor) -> Runnable:
+    def rival(self, opponent: Caller) -> Runnable:
         """Let a library put its product on the stream."""
-        placed = opponent.caller.place(self.resident)
+        placed = opponent.place(self.resident)
         sampler = functools.partial(self._backend.placed, placed, self.resident)
         return Runnable(sampler, note=f"{opponent.runs}, {placed.note}")
 
@@ -115,12 +106,12 @@ class Cuda(Backend):
         self._unit_peaks: dict[tuple[str, str], float] = {}
         self._bandwidth: Bandwidth | None = None
 
-    def rival(self, name: str, threads: int = 0) -> Vendor:
+    def rival(self, name: str, threads: int = 0) -> Caller:
         caller = cublas.find(name)
         reason = caller.missing()
         if reason:
             raise RefusedError(reason if self._installed() else NO_RIVAL)
-        return Vendor(caller.name, caller.runs(), caller)
+        return caller
 
     def ladder_rivals(self) -> Sequence[str]:
         """Return the libraries that are installed; one that cannot run if none is."""

@@ -55,7 +55,7 @@ class RivalProduct:
 
 @dataclass(frozen=True)
 class Library(Rival):
-    """A rival on the CPU, with one set of settings; `runs` is called in its own process."""
+    """A rival on the CPU, with one set of settings; `runs` is read in its own process."""
 
     prepare: Callable[[Work], RivalProduct]  # raises RefusedError for a product it does not support
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -334,7 +334,7 @@ def serve(name: str, threads: int) -> None:
         channel.write(json.dumps(reply) + "\n")
         channel.flush()
 
-    answer({"runs": rival.runs()})
+    answer({"runs": rival.runs})
     prepared: RivalProduct | None = None
     for line in sys.stdin:
         message = json.loads(line)

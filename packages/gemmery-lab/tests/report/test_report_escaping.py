@@ -70,7 +70,7 @@ def inspected():
 
 
 def test_markup_in_records_is_shown_as_text(monkeypatch):
-    monkeypatch.setattr("gemmery.cuda.nvrtc.text", lambda _: BAD)
+    monkeypatch.setattr("gemmery_lab.report.exhibit_results._source", lambda _: BAD)
     run = records.ladder()
     bad = tuple(replace(m, note=BAD, refused=m.refused and BAD) for m in run.measurements)
     rungs = tuple(rung._replace(idea=rung.idea + BAD, lesson=BAD, source=BAD) for rung in records.RUNGS)

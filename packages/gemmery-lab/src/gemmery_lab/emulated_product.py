@@ -99,25 +99,14 @@ def run_rung(
     codes = [nvrtc.ptx(launch.source, launch.kernel, arch, options.texts) for launch in geometry.launches]
     programs = [prepared(code.text, code.entry) for code in codes]
     spans = {name: _span(array) for name, array in gemm.arrays.items()}
-    memory = memory_of(
-        {name: span for name, (span, _) in spans.items()},
-        [program.kernel for program in programs],
-        {"workspace": geometry.workspace},
-    )
+    arrays, kernels = {name: span for name, (span, _) in spans.items()}, [program.kernel for program in programs]
+    memory = memory_of(arrays, kernels, {"workspace": geometry.workspace})
     addresses = {name: memory.address(name) + offset for name, (_, offset) in spans.items()}
     argument = product_bytes(problem, geometry, gemm, addresses, memory.address("workspace"))
-    runs = []
+    runs, order = [], {"seed": options.seed, "ahead": options.ahead}
     for program, launch in zip(programs, geometry.launches, strict=True):
         dims = LaunchConfig(launch.grid, launch.block, argument, launch.shared, (launch.cluster, 1, 1))
-        run = emulated(
-            program,
-            dims,
-            memory,
-            check=options.check,
-            seed=options.seed,
-            observers=options.observers,
-            ahead=options.ahead,
-        )
+        run = emulated(program, dims, memory, check=options.check, observers=options.observers, **order)
         runs.append(replace(run, kernel=launch.kernel))
     for name, (span, _) in spans.items():
         if name == "C" or not np.array_equal(span, memory.bytes(name)):
@@ -182,9 +171,8 @@ def _places(gemm: Gemm, addresses: Mapping[str, int]) -> list[traced_function.St
     for i, each in enumerate(gemm.traced):
         if isinstance(each, np.ndarray):
             steps = [step // each.itemsize for step in each.strides]
-            places.append(
-                traced_function.Strides(addresses[f"of_trace_{i}"], *([0, *steps] if len(steps) == 1 else steps))
-            )
+            steps = [0, *steps] if len(steps) == 1 else steps
+            places.append(traced_function.Strides(addresses[f"of_trace_{i}"], *steps))
         else:
             places.append(each)
     return places

@@ -65,9 +65,8 @@ class CudaStage:
     def product(self, config: Config, threads: int = 0) -> Runnable:
         """Take `gemmery.matmul` on arrays of PyTorch if there is one."""
         parts = [part for part in EPILOGUES if config.get(part)]
-        problem = self.resident.problem._replace(
-            epilogue="+".join(parts), invariant=bool(config.get("batch_invariant"))
-        )
+        invariant = bool(config.get("batch_invariant"))
+        problem = self.resident.problem._replace(epilogue="+".join(parts), invariant=invariant)
         rung = dispatch.choice(problem._replace(groups=0)).rung
         options = torch_operands.own_options(self.resident, "bias" in parts)
         put = torch_operands.own(self.resident, product(self.resident.work, config, **options))
@@ -242,11 +241,9 @@ def race(
                 clocks[each.name].append(monitor.clock())
     finally:
         monitor.reads_power = False
-    return Race(
-        timing.tally(seconds),
-        {name: round(statistics.fmean(values), 1) for name, values in watts.items()},
-        {name: round(statistics.median(values)) for name, values in clocks.items()},
-    )
+    power = {name: round(statistics.fmean(values), 1) for name, values in watts.items()}
+    clock = {name: round(statistics.median(values)) for name, values in clocks.items()}
+    return Race(timing.tally(seconds), power, clock)
 
 
 def _turn(contestant: Contestant, inner: int, turn: float, monitor: Monitor, now: Callable[[], float]) -> float:
@@ -306,13 +303,8 @@ def compared(
         blocks = np.arange(a.shape[-1]) // BLOCK
         x = x * _every(factors[0], rows, blocks)
         y = y * _every(factors[1], blocks, columns // BLOCK)
-    checked = verify.check(
-        c[np.ix_(batch, rows, columns)],
-        x,
-        y,
-        (lambda k: bound(k) + TF32) if precision == "tf32" else bound,
-        most_flops=math.inf,
-    )
+    growth = (lambda k: bound(k) + TF32) if precision == "tf32" else bound
+    checked = verify.check(c[np.ix_(batch, rows, columns)], x, y, growth, most_flops=math.inf)
     return min(checked.error_over_bound, WRONG)
 
 

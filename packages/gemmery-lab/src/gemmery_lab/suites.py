@@ -222,13 +222,9 @@ def run_script(script: str, what: str, cache: str, threads: int) -> Any:
     Raises GemmeryError with the last line of the process if `what` it does fails.
     """
     count = {name: str(threads) for name in (*libraries.THREADS, "GEMMERY_NUM_THREADS") if threads}
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=config.child_environment(_CLEARED, {**count, "GEMMERY_CACHE_DIR": cache}),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command, own = [sys.executable, "-c", script], {**count, "GEMMERY_CACHE_DIR": cache}
+    environment = config.child_environment(_CLEARED, own)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["no message"]
         raise GemmeryError(f"{what} failed in a new process: {last[0]}")
@@ -283,9 +279,8 @@ def run(product: str, work: Work, threads: int, cache: str) -> float:
 
 def _ran(code: str, work: Work, threads: int, cache: str, product: str = "") -> Any:
     """Return what code prints as JSON in a new process that has operands."""
-    script = (_OPERANDS + code).format(
-        sources=SOURCES, m=work.m, n=work.n, k=work.k, dtype=dtypes.get(work.dtype).numpy, product=product
-    )
+    sides, dtype = {"m": work.m, "n": work.n, "k": work.k}, dtypes.get(work.dtype).numpy
+    script = (_OPERANDS + code).format(sources=SOURCES, dtype=dtype, product=product, **sides)
     return run_script(script, "a first product", cache, threads)
 
 

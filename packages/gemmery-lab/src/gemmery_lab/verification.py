@@ -307,12 +307,12 @@ def _compared(p: RandomProduct, result: Array, a: Array, b: Array, old: Array, b
         return reference.check_semiring(result, a, b, p.semiring, _FLOPS)
     options: dict[str, Any] = {"bias": bias, "activation": p.activation, "most_flops": _FLOPS}
     if not p.ends:
-        c = old if p.beta else None
-        return reference.check(result, a, b, growth(p), alpha=p.alpha, beta=p.beta, c=c, **options)
+        before = old if p.beta else None
+        return reference.check(result, a, b, growth(p), alpha=p.alpha, beta=p.beta, c=before, **options)
     parts = []
     for group, ends in enumerate(pairwise((0, *p.ends))):
         own = slice(*ends)
         if own.start < own.stop:
-            operands = (result[group], a[:, own], b[own]) if p.deep else (result[own], a[own], b[group])
-            parts.append(reference.check(*operands, growth(p), **options))
+            c, x, y = (result[group], a[:, own], b[own]) if p.deep else (result[own], a[own], b[group])
+            parts.append(reference.check(c, x, y, growth(p), **options))
     return max(parts, key=lambda part: part.error_over_bound)

@@ -40,11 +40,8 @@ def _measured(exhibit: Exhibit, run: Run) -> Sheet:
 
 def _faults(measurements: Sequence[Measurement]) -> list[str]:
     """Return a note for each config that was refused, or whose result is wrong."""
-    return [
-        f"{m.config}: {m.refused or 'an element of the result is wrong'}"
-        for m in measurements
-        if m.refused or not words.passed(m)
-    ]
+    faulty = (m for m in measurements if m.refused or not words.passed(m))
+    return [f"{m.config}: {m.refused or 'an element of the result is wrong'}" for m in faulty]
 
 
 def _emulated(emulated: Sequence[EmulatedExhibit], rules: str, emulator: str) -> Sheet:

@@ -56,13 +56,9 @@ def tabulate(
     title: str, columns: Columns[RowType], rows: Iterable[RowType], notes: Iterable[str] = (), aside: bool = False
 ) -> Sheet:
     """Return a sheet with a row of cells for each of `rows`; each note that is not empty once."""
-    return Sheet(
-        title,
-        tuple(head for head, _ in columns),
-        tuple(tuple(Cell(cell) if isinstance(cell := of(row), str) else cell for _, of in columns) for row in rows),
-        tuple(filter(None, dict.fromkeys(notes))),
-        aside,
-    )
+    head = tuple(heading for heading, _ in columns)
+    cells = tuple(tuple(Cell(cell) if isinstance(cell := of(row), str) else cell for _, of in columns) for row in rows)
+    return Sheet(title, head, cells, tuple(filter(None, dict.fromkeys(notes))), aside)
 
 
 def measured(*columns: Column[Measurement], absent: str = "not run") -> Columns[Measurement]:

@@ -189,9 +189,9 @@ def stepped(old: str, new: str, dtype: str = "") -> str:
 
     Raises ArgumentError for a rung that is not in that ladder, for the same one twice, and where they share no type.
     """
-    first, second = rungs([old, new], "cuda") if old != new else [None, None]
-    if first is None or second is None:
+    if old == new:
         raise ArgumentError(f"rung {old!r} is compared with itself: name two, as in simt_naive simt_smem")
+    first, second = rungs([old, new], "cuda")
     if dtype:
         return element_type(dtype, "cuda")
     both = [name for name in ("f32", *first.dtypes) if name in first.dtypes and name in second.dtypes]

@@ -66,9 +66,8 @@ def planned(
     lengths = asked.sides(sizes or points.sizes, MOST_EMULATED if kind == "emulator" else 0)
     if key and len(lengths) > 1:
         raise ArgumentError(f"sizes {list(lengths)}: the {key} is varied at one size; give one")
-    configs = [
-        (rung, config) for rung in every for config in [c for name, c in points.variants if name == rung.name] or [{}]
-    ]
+    own = {rung.name: [config for name, config in points.variants if name == rung.name] for rung in every}
+    configs = [(rung, config) for rung in every for config in own[rung.name] or [{}]]
     if key:
         for rung in every:
             if key not in rung.space:

@@ -207,11 +207,9 @@ def _tiers() -> Result:
 
 def _memory() -> Result:
     """Tell how full the bounded caches of this process are."""
-    functions = (dispatch.plan, dispatch.specialized, compute.prepare)
-    infos = zip(
-        ("plans", "specialized plans", "prepared products"), (each.cache_info() for each in functions), strict=True
-    )
-    fills: dict[str, tuple[int, int | None]] = {name: (info.currsize, info.maxsize) for name, info in infos}
+    plans = {"plans": dispatch.plan, "specialized plans": dispatch.specialized, "prepared products": compute.prepare}
+    infos = {name: function.cache_info() for name, function in plans.items()}
+    fills: dict[str, tuple[int, int | None]] = {name: (info.currsize, info.maxsize) for name, info in infos.items()}
     fills |= {"products in the compiled entry": entry.counts(), "kinds of any shape there": entry.classes()}
     fills |= {f"{kind} on devices": counts for kind, counts in table.counts().items()}
     return "places used of " + ", ".join(f"{name}: {used} of {places}" for name, (used, places) in fills.items())

@@ -165,9 +165,8 @@ def _measured(session: Session, cuda: Cuda, work: Work, repeats: int, seconds: f
     if rival.missing():
         rows[CHAIN_RIVAL] = replace(plain, kernel=CHAIN_RIVAL, refused=NO_RIVAL)
     else:
-        contestants.append(
-            Contestant(CHAIN_RIVAL, replayed(operands, torch_operands.torch_chain(operands.views), repeats))
-        )
+        theirs = replayed(operands, torch_operands.torch_chain(operands.views), repeats)
+        contestants.append(Contestant(CHAIN_RIVAL, theirs))
         rows[CHAIN_RIVAL] = replace(plain, kernel=CHAIN_RIVAL, note=f"{rival.runs}, torch.add and torch.mm", **cost)
     comparison = timing.compare(contestants, seconds)
     for name, times in comparison.timings.items():

@@ -259,14 +259,12 @@ def first_call(session: Session, task: Task) -> list[Measurement]:
             if sum(sum(rounds.values()) for rounds in seconds.values()) > task.seconds:
                 break
     tally = timing.tally(seconds)
-    times = [
-        (plain, kernel, each, tally.versus if kernel == WARM_CACHE else None) for kernel, each in tally.timings.items()
-    ]
+    own = {WARM_CACHE: tally.versus}
+    times = [(plain, kernel, each, own.get(kernel)) for kernel, each in tally.timings.items()]
     for (kernel, piece), rounds in parts.items():
         times.append((replace(plain, case=piece), kernel, timing.tally({piece: rounds}).timings[piece], None))
-    return [
-        measurements.timed(replace(row, kernel=kernel), each, versus, limits) for row, kernel, each, versus in times
-    ]
+    rows = ((replace(row, kernel=kernel), each, versus) for row, kernel, each, versus in times)
+    return [measurements.timed(row, each, versus, limits) for row, each, versus in rows]
 
 
 def run(product: str, work: Work, threads: int, cache: str) -> float:
@@ -322,9 +320,8 @@ def totals(
                 first, new, worst = each["first"][0], each["new"][0], each["worst"][0]
                 seconds_of[state] = first + new
                 seconds_of |= {f"{state}, {FIRST}": first, f"{state}, {REST}": new, f"{state}, {WORST}": worst}
-            seconds_of |= {
-                label: statistics.median(times[WARM][part]) for label, part in ((MET, "again"), ("", "rival"))
-            }
+            repeated, opponent = (statistics.median(times[WARM][part]) for part in ("again", "rival"))
+            seconds_of |= {MET: repeated, "": opponent}
             for label, value in seconds_of.items():
                 measured.setdefault(label, {})[index] = value
             spent += sum(sum(map(sum, each.values())) for each in times.values())

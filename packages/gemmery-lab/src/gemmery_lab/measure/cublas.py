@@ -98,11 +98,8 @@ def _place_torch(resident: Resident) -> Placed:
         return _tried({**ways, **also}, resident)
     function = _torch_function(resident)
     stream, sets = torch_operands.on_torch(resident), tensors(resident)
-    name = f"torch.{function.__name__}"
-    ways = {
-        name: put_by(stream, sets, function),
-        f"{name} by cublasLt": put_by(stream, sets, functools.partial(_by_lt, function)),
-    }
+    name, by_lt = f"torch.{function.__name__}", functools.partial(_by_lt, function)
+    ways = {name: put_by(stream, sets, function), f"{name} by cublasLt": put_by(stream, sets, by_lt)}
     if work.batch == 1 and sets[0][0].element_size() <= LARGEST_BIASED:
         bias = torch.zeros(work.n, dtype=sets[0][2].dtype, device=sets[0][2].device)
         ways["torch.addmm"] = put_by(stream, sets, functools.partial(torch.addmm, bias))
@@ -201,9 +198,8 @@ def _by_lt(function: Callable[..., object], a: Any, b: Any, out: Any) -> None:
 
 
 def _torch_calls(resident: Resident) -> Sample:
-    return torch_operands.host_time(
-        torch_operands.on_torch(resident), tensors(resident), _torch_function(resident), resident
-    )
+    stream = torch_operands.on_torch(resident)
+    return torch_operands.host_time(stream, tensors(resident), _torch_function(resident), resident)
 
 
 def _quickest(ways: Mapping[str, Put], resident: Resident) -> Placed:

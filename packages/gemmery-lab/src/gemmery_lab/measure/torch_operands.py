@@ -52,9 +52,8 @@ class Resident:
     def __init__(self, work: Work, stream: Stream) -> None:
         device = driver.device(stream.ordinal)
         self.work, self.stream = work, stream
-        self.host = tuple(
-            x if x.ndim == 3 else x[None] for x in works.operands(replace(work, call="out", vector=False))
-        )
+        operands = works.operands(replace(work, call="out", vector=False))
+        self.host = tuple(x if x.ndim == 3 else x[None] for x in operands)
         stored = [_stored(x) for x in self.host]
         sizes = [-(-x.nbytes // ALIGNMENT) * ALIGNMENT for x in stored]
         if work.b_layout == works.OF_A:

@@ -220,9 +220,8 @@ def _measured(rung: Rung, problems: Sequence[Group]) -> str:
         results = [f"{numerals.duration(m.seconds)} at {words.shape(m)}" for _, m in own if m.seconds]
     configs = {f"{key} {value}" for _, m in own for key, value in rung.explicit(m.config).items()}
     against = f"Against {rung.parent}: " if rung.parent else ""
-    return (f"{against}{', '.join(results)}." if results else "") + (
-        f" With {', '.join(sorted(configs))}." if configs else ""
-    )
+    reached = f"{against}{', '.join(results)}." if results else ""
+    return reached + (f" With {', '.join(sorted(configs))}." if configs else "")
 
 
 ROW = 26  # height of a rung

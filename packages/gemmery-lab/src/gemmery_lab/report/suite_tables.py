@@ -54,12 +54,8 @@ def _tournament(case: str, measurements: Sequence[Measurement]) -> Sheet:
         *sheet.kernels(problems, _duration if short else sheet.rate),
         *([] if short else [("peak", peak)]),
     ]
-    notes = [
-        f"{words.kernel(m.kernel)} did not run {problem}: {m.refused}"
-        for problem, by_kernel in problems.items()
-        for m in by_kernel.values()
-        if m.refused
-    ]
+    refused = ((problem, m) for problem, own in problems.items() for m in own.values() if m.refused)
+    notes = [f"{words.kernel(m.kernel)} did not run {problem}: {m.refused}" for problem, m in refused]
     unit = "time of a call" if short else words.rate(measurements[0])
     title = f"{case}: {unit}{_on_threads(measurements)}"
     return tabulate(title, columns, problems.items(), [*notes, *sheet.not_run(absent)])

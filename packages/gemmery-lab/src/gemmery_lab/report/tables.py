@@ -54,9 +54,8 @@ def square(group: Group, rungs: Sequence[Rung], machine: MachineRecord) -> Sheet
         elif m.note and m.kernel in by_name:
             notes.append(f"{label(m, group)}: {m.note}")
     ran, dtype = {m.kernel for m in group.rungs}, group.first.dtype
-    others = [
-        f"{rung.name} ({', '.join(rung.dtypes)})" for rung in rungs if rung.name not in ran and dtype not in rung.dtypes
-    ]
+    absent = (rung for rung in rungs if rung.name not in ran and dtype not in rung.dtypes)
+    others = [f"{rung.name} ({', '.join(rung.dtypes)})" for rung in absent]
     notes += [f"not for {dtype}: {', '.join(others)}"] if others else []
     title = f"{words.shape(group.first)}, {words.types(group.first)}"
     return tabulate(title, columns, group.every, notes, aside=True)
@@ -84,10 +83,8 @@ def other_shapes(problems: Sequence[Group], rungs: Sequence[Rung]) -> Sheet:
         ),
     ]
     refusals = [f"{label(m, at[id(m)])} did not run at {words.shape(m)}: {m.refused}" for m in rows if m.refused]
-    measurements = [m for group in problems for m in group.all]
-    return tabulate(
-        f"Other shapes, {words.types(first)}", columns, rows, [sheet.limits(measurements), *refusals], aside=True
-    )
+    notes = [sheet.limits(m for group in problems for m in group.all), *refusals]
+    return tabulate(f"Other shapes, {words.types(first)}", columns, rows, notes, aside=True)
 
 
 def along(measurements: Sequence[Measurement], axis: Axis) -> dict[str, list[Measurement]]:

@@ -136,9 +136,8 @@ def show(run: Run, rungs: Sequence[Rung], console: Console) -> None:
         console.print(branches)
     console.print(Text(f"{words.machine(run.machine)}. {words.when(run)}.", style="dim"))
     if any(cell.text.startswith("~") for sheet in tables for row in sheet.rows for cell in row):
-        console.print(
-            Text("~ marks a tie: a difference smaller than its spread. A wide spread is shown as a range.", style="dim")
-        )
+        ties = "~ marks a tie: a difference smaller than its spread. A wide spread is shown as a range."
+        console.print(Text(ties, style="dim"))
     if warning:
         console.print(Text(warning, style="bold red"))
     elif closing := summary(of):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
@@ -103,7 +104,7 @@ def run_rung(
     memory = memory_of(arrays, kernels, {"workspace": geometry.workspace})
     addresses = {name: memory.address(name) + offset for name, (_, offset) in spans.items()}
     argument = product_bytes(problem, geometry, gemm, addresses, memory.address("workspace"))
-    runs, order = [], {"seed": options.seed, "ahead": options.ahead}
+    runs, order = list[EmulatedRun](), dict[str, Any](seed=options.seed, ahead=options.ahead)
     for program, launch in zip(programs, geometry.launches, strict=True):
         dims = LaunchConfig(launch.grid, launch.block, argument, launch.shared, (launch.cluster, 1, 1))
         run = emulated(program, dims, memory, check=options.check, observers=options.observers, **order)

@@ -218,7 +218,7 @@ def values(product: RandomProduct, shape: tuple[int, ...], dtype: str, draw: np.
         return np.asarray(bits[..., 0] < 16) if kind.kind == "b" else bits.view(kind)[..., 0]
     if kind.kind == "c":
         parts = [draw.standard_normal(shape) for _ in range(2)]
-        real, imaginary = map(np.rint, parts) if product.whole else parts
+        real, imaginary = (np.rint(part) if product.whole else part for part in parts)
         return np.asarray(real + 1j * imaginary, kind)
     if product.whole:
         most = 8 if product.dtype not in FLOAT8 else 2 if product.k <= _EXACT_K else 1

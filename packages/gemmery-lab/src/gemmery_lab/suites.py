@@ -87,18 +87,10 @@ def _counts(suite: Suite, threads: int) -> tuple[int, ...]:
 
 def expected(suites: Sequence[Suite], threads: int, seconds: float) -> str:
     """Return the number of measurements of suites and the time they take, as text."""
-    times = [
-        _new_shapes_seconds(work, count) if each.kind == "new_shapes" else seconds
-        for each in suites
-        for count in _counts(each, threads)
-        for work in each.works
-    ]
-    raced = sum(  # a race without rests, of each large product and its rivals
-        each.sustained * (1 + TURNS * (1 + len(each.rivals)))
-        for each in suites
-        for work in each.works
-        if work.problem.flops > SUSTAINED_ABOVE
-    )
+    runs = [(each, count, work) for each in suites for count in _counts(each, threads) for work in each.works]
+    times = [_new_shapes_seconds(work, count) if each.kind == "new_shapes" else seconds for each, count, work in runs]
+    large = (each for each in suites for work in each.works if work.problem.flops > SUSTAINED_ABOVE)
+    raced = sum(each.sustained * (1 + TURNS * (1 + len(each.rivals))) for each in large)  # without rests
     return estimate(len(times), (sum(times) + raced) / len(times))
 
 

@@ -22,7 +22,7 @@ from gemmery.epilogues.random_epilogues import of_text
 from gemmery.errors import ArgumentError, GemmeryError
 from gemmery_lab import asked
 from gemmery_lab.measure.torch_operands import tensors_in as on_gpu
-from gemmery_lab.measure.work import numpy_dtype
+from gemmery_lab.measure.work import BLOCK, numpy_dtype
 from gemmery_lab.random_products import (
     PARTS,
     RINGS,
@@ -38,7 +38,6 @@ from gemmery_lab.random_products import (
 
 TF32 = 2.0**15 + 8  # two factors cut to 11 bits, 2^-9 together, in units of f32's 2^-24
 STEP_8, CUT_8 = 32, 2.0**11  # float8: products in a step, each cut to 13 bits of fraction, in the same units
-BLOCK = 128
 _FLOPS = 2e7  # of a comparison; of larger products it takes some rows
 _MOST_WRONG = 10
 _LOST = "DeviceError", "AcceleratorError"  # of a device, which no later call of the process survives

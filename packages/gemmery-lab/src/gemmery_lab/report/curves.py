@@ -126,10 +126,8 @@ def sweep_plot(measurements: Sequence[Measurement], machine: MachineRecord, expe
         return None
     variants = along(measurements, axis)
     shades = dict(zip(variants, _shades(same[0].kernel for same in variants.values()), strict=True))
-    lines = [
-        Curve(name, shades[name], _dashes(same[0].kernel), [(axis.of(m), m.seconds) for m in same if m.seconds])
-        for name, same in variants.items()
-    ]
+    points = {name: [(axis.of(m), m.seconds) for m in same if m.seconds] for name, same in variants.items()}
+    lines = [Curve(name, shades[name], _dashes(same[0].kernel), points[name]) for name, same in variants.items()]
     with svg.axes(460) as on:
         svg.logarithmic(on, DURATION)
         on.set_xlim(values[0] / 1.15, values[-1] * (values[-1] / values[0]) ** 0.42)

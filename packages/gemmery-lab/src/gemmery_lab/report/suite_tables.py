@@ -259,12 +259,8 @@ def tokens(heading: str, measurements: Sequence[Measurement]) -> Sheet:
         ("tokens a second", lambda row: row[0]),
         *sheet.kernels(by_case, rate),
     ]
-    notes = [
-        ", ".join(f"{name} {value:,}" for name, value in measurements[0].config.items()),
-        *(
-            f"{words.kernel(m.kernel)}: {numerals.amount(m.bytes, 'B')} in linear layers; {m.note}"
-            for m in last.values()
-        ),
-        *sheet.not_run(measurements),
-    ]
+    config = ", ".join(f"{name} {value:,}" for name, value in measurements[0].config.items())
+    sizes = ((words.kernel(m.kernel), numerals.amount(m.bytes, "B"), m.note) for m in last.values())
+    layers = [f"{name}: {size} in linear layers; {note}" for name, size, note in sizes]
+    notes = [config, *layers, *sheet.not_run(measurements)]
     return tabulate(f"{heading}, {words.types(measurements[0])}", columns, by_case.items(), notes)

@@ -185,19 +185,15 @@ class ChainOperands:
         n, self.stream = work.n, stream
         draw = np.random.default_rng(work.seed)
         scales = np.sqrt(SHARE_OF_A / n), np.sqrt((1 - SHARE_OF_A) / n)
-        self.a, self.b = (self._drawn(draw, scale, work) for scale in scales)
+        precise = np.float64 if work.dtype == "f64" else np.float32
+        drawn = (draw.standard_normal((1, n, n), precise) * precise(scale) for scale in scales)
+        self.a, self.b = (x.astype(numpy_dtype(work.dtype)) for x in drawn)
         self._size = -(-self.a.nbytes // ALIGNMENT) * ALIGNMENT
         self._memory = Memory(5 * self._size, stream.ordinal)
         self._memory.write(self.a, 4 * self._size)
         self._memory.write(self.b, self._size)
         driver.synchronize(stream.ordinal)
         self.views = tuple(self._view(index, work.dtype) for index in range(4))
-
-    @staticmethod
-    def _drawn(draw: np.random.Generator, scale: float, work: Work) -> np.ndarray[Any, Any]:
-        precise = np.float64 if work.dtype == "f64" else np.float32
-        drawn = draw.standard_normal((1, work.n, work.n), precise)
-        return (drawn * precise(scale)).astype(numpy_dtype(work.dtype))
 
     def _view(self, index: int, dtype: str) -> View:
         place, device = self._memory.pointer + index * self._size, f"cuda:{self.stream.ordinal}"

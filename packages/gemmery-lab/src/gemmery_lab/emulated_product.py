@@ -27,6 +27,7 @@ from gemmery_emulator.hopper import tensormap
 from gemmery_emulator.kernels.programs import prepared
 from gemmery_emulator.machine import LaunchConfig, Observer
 from gemmery_emulator.run import EmulatedRun, emulated
+from gemmery_lab.measure.work import numpy_dtype
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,23 @@ def problem_of(
     (a, a_bytes), (b, b_bytes), (c, c_bytes) = map(_layout, (gemm.a, gemm.b, gemm.c))
     alignments = a_bytes, b_bytes, c_bytes
     return Problem(m, n, k, dtype, out, batch, a, b, c, epilogue, scaled, device, precision, alignments)
+
+
+def strided(problem: Problem, length: int) -> Gemm:
+    """Return arrays that stand for the matrices, of whose k only `length` are summed: shapes and strides are read."""
+
+    def matrix(dtype: str, rows: int, columns: int, whole: tuple[int, int], layout: str) -> Array:
+        kind = numpy_dtype(dtype)
+        steps = (1, whole[0]) if layout == "col" else (whole[1], 1)
+        strides = (whole[0] * whole[1] * kind.itemsize, *(step * kind.itemsize for step in steps))
+        return np.lib.stride_tricks.as_strided(np.empty(1, kind), (1, rows, columns), strides)
+
+    m, n, k = problem.m, problem.n, problem.k
+    return Gemm(
+        matrix(problem.dtype, m, length, (m, k), problem.a_layout),
+        matrix(problem.dtype, length, n, (k, n), problem.b_layout),
+        matrix(problem.out, m, n, (m, n), problem.c_layout),
+    )
 
 
 def _layout(array: Array) -> tuple[str, int]:

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -107,8 +106,6 @@ def gemmery(context: typer.Context, version: Version = False) -> None:
 
 
 _DIGITS = 18  # of a number on the command line: more are no size of anything
-
-
 As = Annotated[str, option("as", "--as")]
 Json = Annotated[bool, option("json", "--json")]
 Html = Annotated[Path | None, option("html", callback=place)]
@@ -186,10 +183,10 @@ class Output:
         """Write a line after the table, or to stderr if stdout is for JSON."""
         (sys.stderr if self.json else sys.stdout).write(f"{text}\n")
 
-    def write(self, name: str, started: str, text: str, further: Mapping[str, str] = MappingProxyType({})) -> None:
+    def write(self, name: str, started: str, text: str, further: Mapping[str, str] | None = None) -> None:
         """Write the page and print its path; `further` pages are written beside it, and it links to them."""
         path = self.html or Path("out") / f"{name}-{started[:19].replace(':', '')}.html"
-        for beside, page in further.items():
+        for beside, page in (further or {}).items():
             write_page(path.parent / beside, page)
         self.say(f"page: {write_page(path, text)}")
 

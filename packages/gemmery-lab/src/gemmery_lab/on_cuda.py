@@ -177,8 +177,8 @@ def product(work: Work, config: Config = NO_OPTIONS, **arrays: Any) -> Any:
     """Return `gemmery.matmul` with the precision of a work, some options and arrays, or `gemmery.grouped_matmul`."""
     activation = next((part for part in EPILOGUES[1:] if config.get(part)), None)
     precision, invariant = "" if work.groups else work.precision, bool(config.get("batch_invariant"))
-    named: dict[str, Any] = {"activation": activation, "batch_invariant": invariant, "precision": precision}
-    options = {**arrays, **{name: value for name, value in named.items() if value}}
+    settings: dict[str, Any] = {"activation": activation, "batch_invariant": invariant, "precision": precision}
+    options = {**arrays, **{name: value for name, value in settings.items() if value}}
     function = gemmery.grouped_matmul if work.groups else gemmery.matmul
     return functools.partial(function, **options) if options else function
 

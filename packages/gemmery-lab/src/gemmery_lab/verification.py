@@ -224,9 +224,9 @@ def _computed_with_epilogue(p: RandomProduct, place: PlaceImage) -> tuple[refere
 def _call(p: RandomProduct, a: Any, b: Any, c: Any, vectors: Mapping[str, Any]) -> None:
     """Call the product's function."""
     dtype = p.out if p.out != p.element and p.function != "gemm" else None
-    named = {"activation": p.activation, "dtype": dtype, "precision": p.precision, "semiring": p.semiring}
+    settings = {"activation": p.activation, "dtype": dtype, "precision": p.precision, "semiring": p.semiring}
     options = {name: value for name, value in vectors.items() if value is not None}
-    options |= {name: value for name, value in {**named, "batch_invariant": p.invariant}.items() if value}
+    options |= {name: value for name, value in {**settings, "batch_invariant": p.invariant}.items() if value}
     if p.function == "gemm":
         gm.gemm(p.alpha, a, b, p.beta, c, out=c, **options)
     elif p.function == "grouped_matmul":

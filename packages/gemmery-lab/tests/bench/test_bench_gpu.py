@@ -330,7 +330,7 @@ cublas_names = ("bfloat16", "float8_e4m3fn")
 def test_pytorch_multiplies_factors_and_groups(monkeypatch, work, names):
     host = operands(work)
     matrices = tuple(map(on_the_cpu, host))
-    monkeypatch.setattr(cublas, "on_torch", lambda resident: nullcontext())
+    monkeypatch.setattr(torch_operands, "on_torch", lambda resident: nullcontext())
     monkeypatch.setattr(cublas, "tensors", lambda resident: resident.tensors)
     monkeypatch.setattr(cublas, "tensor", on_the_cpu)
     scales = factors(work) if work.scales else ()

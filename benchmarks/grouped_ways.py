@@ -35,7 +35,7 @@ def main() -> None:
     options = parser.parse_args()
     plan, stream = suite.load(suite.find(SUITE)), Stream()
     bound = rung.find(cuda.CUDA, "wgmma_grouped").bound_of("bf16")
-    sys.stdout.write(f"{driver.device(0).name}; {cublas.find('cublas').runs()}\n")
+    sys.stdout.write(f"{driver.device(0).name}; {cublas.find('cublas').runs}\n")
     for work in plan.works:
         resident = Resident(work, stream)
         own = torch_operands.own(resident, on_cuda.product(work, **torch_operands.own_options(resident)))

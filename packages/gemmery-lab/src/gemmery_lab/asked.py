@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from math import inf
 from numbers import Integral
 from typing import TYPE_CHECKING
@@ -89,9 +88,7 @@ def emulated_card(name: str) -> Device:
     try:
         return card(name or EMULATED_AS)
     except DeviceError:
-        close = get_close_matches(name.lower(), KNOWN, 1)
-        meant = f"; did you mean {close[0]!r}?" if close else ";"
-        raise ArgumentError(f"device {name!r} is not known{meant} known: {', '.join(KNOWN)}") from None
+        raise unknown(f"device {name!r} is not known", name.lower(), KNOWN) from None
 
 
 def registry(kind: str) -> tuple[Rung, ...]:
@@ -172,10 +169,19 @@ def element_type(dtype: str, kind: str) -> str:
     if kind == "cpu" and dtype.strip().lower() == TF32:
         raise ArgumentError("dtype 'tf32' is for rungs of a GPU: the device must be cuda, or emulator")
     known = tuple(dict.fromkeys(name for rung in registry(kind) for name in rung.dtypes))
+    where = f"rungs for {'the CPU' if kind == 'cpu' else 'a GPU'}: "
+    return resolved(dtype, known, () if kind == "cpu" else (TF32,), where)
+
+
+def resolved(dtype: str, known: Iterable[str], also: Iterable[str] = (), where: str = "") -> str:
+    """Return gemmery's name of one of the element types that are `known`, or of what is taken `also`, as "tf32".
+
+    Raises ArgumentError for any other, which begins with `where` it stands.
+    """
     try:
-        return dtypes.resolve(dtype, known, also=() if kind == "cpu" else (TF32,))
+        return dtypes.resolve(dtype, known, also)
     except DTypeError as error:
-        raise ArgumentError(f"rungs for {'the CPU' if kind == 'cpu' else 'a GPU'}: {error}") from None
+        raise ArgumentError(f"{where}{error}") from None
 
 
 def stepped(old: str, new: str, dtype: str = "") -> str:
@@ -183,9 +189,9 @@ def stepped(old: str, new: str, dtype: str = "") -> str:
 
     Raises ArgumentError for a rung that is not in that ladder, for the same one twice, and where they share no type.
     """
-    first, second = rungs([old, new], "cuda") if old != new else [None, None]
-    if first is None or second is None:
+    if old == new:
         raise ArgumentError(f"rung {old!r} is compared with itself: name two, as in simt_naive simt_smem")
+    first, second = rungs([old, new], "cuda")
     if dtype:
         return element_type(dtype, "cuda")
     both = [name for name in ("f32", *first.dtypes) if name in first.dtypes and name in second.dtypes]
@@ -200,10 +206,7 @@ def spelled(dtype: str) -> str:
 
     Raises ArgumentError for a name that is not known.
     """
-    try:
-        return dtypes.resolve(dtype, (*dtypes.NAMES, *dtypes.FLOAT8), (TF32,)) if dtype else ""
-    except DTypeError as error:
-        raise ArgumentError(str(error)) from None
+    return resolved(dtype, (*dtypes.NAMES, *dtypes.FLOAT8), (TF32,)) if dtype else ""
 
 
 def result_type(dtype: str) -> str:

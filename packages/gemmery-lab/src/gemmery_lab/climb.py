@@ -36,9 +36,6 @@ class Conditions:
     store: Path | None = None
 
 
-PLAIN = Conditions()
-
-
 @dataclass(frozen=True)
 class RungPlan:
     """A ladder or a sweep with checked arguments."""
@@ -69,9 +66,8 @@ def planned(
     lengths = asked.sides(sizes or points.sizes, MOST_EMULATED if kind == "emulator" else 0)
     if key and len(lengths) > 1:
         raise ArgumentError(f"sizes {list(lengths)}: the {key} is varied at one size; give one")
-    configs = [
-        (rung, config) for rung in every for config in [c for name, c in points.variants if name == rung.name] or [{}]
-    ]
+    own = {rung.name: [config for name, config in points.variants if name == rung.name] for rung in every}
+    configs = [(rung, config) for rung in every for config in own[rung.name] or [{}]]
     if key:
         for rung in every:
             if key not in rung.space:
@@ -198,8 +194,8 @@ def climb(
     experiment: Experiment,
     rungs: Sequence[RungConfig],
     sizes: Sequence[int],
-    dtype: str = "f32",
-    how: Conditions = PLAIN,
+    dtype: str,
+    how: Conditions,
     shape: Shape | None = None,
 ) -> Run:
     """Measure each (rung, config) at each size, smallest first: a rung's time at one size predicts the next.

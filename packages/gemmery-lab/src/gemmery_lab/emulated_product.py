@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
 from gemmery import arrange, dtypes
@@ -25,6 +27,7 @@ from gemmery_emulator.hopper import tensormap
 from gemmery_emulator.kernels.programs import prepared
 from gemmery_emulator.machine import LaunchConfig, Observer
 from gemmery_emulator.run import EmulatedRun, emulated
+from gemmery_lab.measure.work import numpy_dtype
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,23 @@ def problem_of(
     return Problem(m, n, k, dtype, out, batch, a, b, c, epilogue, scaled, device, precision, alignments)
 
 
+def strided(problem: Problem, length: int) -> Gemm:
+    """Return arrays that stand for the matrices, of whose k only `length` are summed: shapes and strides are read."""
+
+    def matrix(dtype: str, rows: int, columns: int, whole: tuple[int, int], layout: str) -> Array:
+        kind = numpy_dtype(dtype)
+        steps = (1, whole[0]) if layout == "col" else (whole[1], 1)
+        strides = (whole[0] * whole[1] * kind.itemsize, *(step * kind.itemsize for step in steps))
+        return np.lib.stride_tricks.as_strided(np.empty(1, kind), (1, rows, columns), strides)
+
+    m, n, k = problem.m, problem.n, problem.k
+    return Gemm(
+        matrix(problem.dtype, m, length, (m, k), problem.a_layout),
+        matrix(problem.dtype, length, n, (k, n), problem.b_layout),
+        matrix(problem.out, m, n, (m, n), problem.c_layout),
+    )
+
+
 def _layout(array: Array) -> tuple[str, int]:
     """Return the layout of a batch of matrices, and the alignment of its address and strides."""
     (batch, rows, columns), (along, row, column), size = array.shape, array.strides, array.itemsize
@@ -98,25 +118,14 @@ def run_rung(
     codes = [nvrtc.ptx(launch.source, launch.kernel, arch, options.texts) for launch in geometry.launches]
     programs = [prepared(code.text, code.entry) for code in codes]
     spans = {name: _span(array) for name, array in gemm.arrays.items()}
-    memory = memory_of(
-        {name: span for name, (span, _) in spans.items()},
-        [program.kernel for program in programs],
-        {"workspace": geometry.workspace},
-    )
+    arrays, kernels = {name: span for name, (span, _) in spans.items()}, [program.kernel for program in programs]
+    memory = memory_of(arrays, kernels, {"workspace": geometry.workspace})
     addresses = {name: memory.address(name) + offset for name, (_, offset) in spans.items()}
     argument = product_bytes(problem, geometry, gemm, addresses, memory.address("workspace"))
-    runs = []
+    runs, order = list[EmulatedRun](), dict[str, Any](seed=options.seed, ahead=options.ahead)
     for program, launch in zip(programs, geometry.launches, strict=True):
         dims = LaunchConfig(launch.grid, launch.block, argument, launch.shared, (launch.cluster, 1, 1))
-        run = emulated(
-            program,
-            dims,
-            memory,
-            check=options.check,
-            seed=options.seed,
-            observers=options.observers,
-            ahead=options.ahead,
-        )
+        run = emulated(program, dims, memory, check=options.check, observers=options.observers, **order)
         runs.append(replace(run, kernel=launch.kernel))
     for name, (span, _) in spans.items():
         if name == "C" or not np.array_equal(span, memory.bytes(name)):
@@ -181,9 +190,8 @@ def _places(gemm: Gemm, addresses: Mapping[str, int]) -> list[traced_function.St
     for i, each in enumerate(gemm.traced):
         if isinstance(each, np.ndarray):
             steps = [step // each.itemsize for step in each.strides]
-            places.append(
-                traced_function.Strides(addresses[f"of_trace_{i}"], *([0, *steps] if len(steps) == 1 else steps))
-            )
+            steps = [0, *steps] if len(steps) == 1 else steps
+            places.append(traced_function.Strides(addresses[f"of_trace_{i}"], *steps))
         else:
             places.append(each)
     return places
@@ -214,7 +222,6 @@ def _span(array: Array) -> tuple[NDArray[np.uint8], int]:
     """Return the memory of an array with any strides as bytes, and the offset of its first element."""
     if not array.size:
         return np.zeros(0, np.uint8), 0
-    reach = [(length - 1) * step for length, step in zip(array.shape, array.strides, strict=True)]
-    before, after = -sum(step for step in reach if step < 0), sum(step for step in reach if step > 0)
-    kind = ctypes.c_uint8 * (before + after + array.itemsize)
-    return np.ctypeslib.as_array(kind.from_address(array.ctypes.data - before)), before
+    first, end = byte_bounds(array)
+    memory = (ctypes.c_uint8 * (end - first)).from_address(first)
+    return np.ctypeslib.as_array(memory), array.ctypes.data - first

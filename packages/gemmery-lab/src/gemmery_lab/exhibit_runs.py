@@ -99,16 +99,9 @@ def _emulated(exhibit: Exhibit, config: Config, n: int, arch: str) -> EmulatedEx
     arguments.write_back()
     predicted, counted = show.counts(n, config), _counted(program.kernel, counters)
     counted |= show.errors(y, n, config) if show.errors else {}
-    return EmulatedExhibit(
-        exhibit.name,
-        dict(config),
-        n,
-        arch,
-        predicted,
-        {name: counted[name] for name in predicted},
-        _error(y, show.expected(x, config)),
-        tuple(map(str, findings.sorted())),
-    )
+    counted, faults = {name: counted[name] for name in predicted}, tuple(map(str, findings.sorted()))
+    error = _error(y, show.expected(x, config))
+    return EmulatedExhibit(exhibit.name, dict(config), n, arch, predicted, counted, error, faults)
 
 
 def _counted(kernel: PtxKernel, counters: Counters) -> dict[str, int]:

@@ -114,9 +114,8 @@ def built_in(
 
 
 _ENTRIES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-LADDER, *SWEEPS, CHAIN, DISTRIBUTED, EXHIBIT = BUILT_IN = tuple(
-    built_in(name, **entry) for name, entry in _ENTRIES.items()
-)
+BUILT_IN = tuple(built_in(name, **entry) for name, entry in _ENTRIES.items())
+LADDER, *SWEEPS, CHAIN, DISTRIBUTED, EXHIBIT = BUILT_IN
 
 COMPARED = "Products compared with rival libraries"  # the title of records of suites, or of several experiments
 ANY_SUITE = "any"  # the table of the suite whose records look like these

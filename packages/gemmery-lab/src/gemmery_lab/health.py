@@ -213,11 +213,9 @@ def _tiers() -> Result:
 
 def _memory() -> Result:
     """Tell how full the bounded caches of this process are."""
-    functions = (dispatch.plan, dispatch.specialized, compute.prepare)
-    infos = zip(
-        ("plans", "specialized plans", "prepared products"), (each.cache_info() for each in functions), strict=True
-    )
-    fills: dict[str, tuple[int, int | None]] = {name: (info.currsize, info.maxsize) for name, info in infos}
+    plans = {"plans": dispatch.plan, "specialized plans": dispatch.specialized, "prepared products": compute.prepare}
+    infos = {name: function.cache_info() for name, function in plans.items()}
+    fills: dict[str, tuple[int, int | None]] = {name: (info.currsize, info.maxsize) for name, info in infos.items()}
     fills |= {"products in the compiled entry": entry.counts(), "kinds of any shape there": entry.classes()}
     fills |= {f"{kind} on devices": counts for kind, counts in table.counts().items()}
     return "places used of " + ", ".join(f"{name}: {used} of {places}" for name, (used, places) in fills.items())
@@ -282,7 +280,7 @@ def _product_on(ordinal: int) -> Result:
 def _cublas() -> Result:
     """Check for libraries to compare with on a GPU."""
     reasons = [rival.missing() for rival in cublas.RIVALS]
-    there = [rival.runs() for rival, reason in zip(cublas.RIVALS, reasons, strict=True) if not reason]
+    there = [rival.runs for rival, reason in zip(cublas.RIVALS, reasons, strict=True) if not reason]
     if there:
         return "; ".join(there)
     return "none", True, f"{'; '.join(reasons)}: there is no library to compare with on a GPU"

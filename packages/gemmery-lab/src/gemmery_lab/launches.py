@@ -34,7 +34,7 @@ from gemmery_lab.measure.timing import Contestant, Sample
 from gemmery_lab.measure.torch_operands import ALIGNMENT, alignment
 from gemmery_lab.measure.work import Work, numpy_dtype, operands
 from gemmery_lab.measurements import WRONG, Runnable
-from gemmery_lab.on_cuda import NO_RIVAL, Cuda, CudaStage, Vendor, build, compared, product
+from gemmery_lab.on_cuda import NO_RIVAL, Cuda, CudaStage, build, compared, product
 from gemmery_lab.on_emulator import emulated_rung
 from gemmery_lab.session import PRODUCT, Session, Task, contest, entrant
 
@@ -50,9 +50,9 @@ class HostStage(CudaStage):
         """Take `gemmery.matmul`."""
         return Runnable(lambda: _warm(torch_operands.own_calls(self.resident, product(self.resident.work))))
 
-    def rival(self, opponent: Vendor) -> Runnable:
+    def rival(self, opponent: cublas.Caller) -> Runnable:
         """Take the library's function."""
-        return Runnable(lambda: _warm(opponent.caller.calls(self.resident)), note=opponent.runs)
+        return Runnable(lambda: _warm(opponent.calls(self.resident)), note=opponent.runs)
 
 
 def _warm(sample: Sample) -> Sample:
@@ -165,10 +165,9 @@ def _measured(session: Session, cuda: Cuda, work: Work, repeats: int, seconds: f
     if rival.missing():
         rows[CHAIN_RIVAL] = replace(plain, kernel=CHAIN_RIVAL, refused=NO_RIVAL)
     else:
-        contestants.append(
-            Contestant(CHAIN_RIVAL, replayed(operands, torch_operands.torch_chain(operands.views), repeats))
-        )
-        rows[CHAIN_RIVAL] = replace(plain, kernel=CHAIN_RIVAL, note=f"{rival.runs()}, torch.add and torch.mm", **cost)
+        theirs = replayed(operands, torch_operands.torch_chain(operands.views), repeats)
+        contestants.append(Contestant(CHAIN_RIVAL, theirs))
+        rows[CHAIN_RIVAL] = replace(plain, kernel=CHAIN_RIVAL, note=f"{rival.runs}, torch.add and torch.mm", **cost)
     comparison = timing.compare(contestants, seconds)
     for name, times in comparison.timings.items():
         rows[name] = session.timed(rows[name], times, comparison.versus if name == PRODUCT else None)
@@ -186,19 +185,15 @@ class ChainOperands:
         n, self.stream = work.n, stream
         draw = np.random.default_rng(work.seed)
         scales = np.sqrt(SHARE_OF_A / n), np.sqrt((1 - SHARE_OF_A) / n)
-        self.a, self.b = (self._drawn(draw, scale, work) for scale in scales)
+        precise = np.float64 if work.dtype == "f64" else np.float32
+        drawn = (draw.standard_normal((1, n, n), precise) * precise(scale) for scale in scales)
+        self.a, self.b = (x.astype(numpy_dtype(work.dtype)) for x in drawn)
         self._size = -(-self.a.nbytes // ALIGNMENT) * ALIGNMENT
         self._memory = Memory(5 * self._size, stream.ordinal)
         self._memory.write(self.a, 4 * self._size)
         self._memory.write(self.b, self._size)
         driver.synchronize(stream.ordinal)
         self.views = tuple(self._view(index, work.dtype) for index in range(4))
-
-    @staticmethod
-    def _drawn(draw: np.random.Generator, scale: float, work: Work) -> np.ndarray[Any, Any]:
-        precise = np.float64 if work.dtype == "f64" else np.float32
-        drawn = draw.standard_normal((1, work.n, work.n), precise)
-        return (drawn * precise(scale)).astype(numpy_dtype(work.dtype))
 
     def _view(self, index: int, dtype: str) -> View:
         place, device = self._memory.pointer + index * self._size, f"cuda:{self.stream.ordinal}"

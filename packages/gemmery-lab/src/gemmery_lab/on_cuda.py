@@ -9,7 +9,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -51,15 +51,6 @@ SAMPLED = {"float64": 5e7}  # operations of the reference, which for f64 uses ex
 SAMPLED_WIDE = 2e8  # and for narrower types, which use NumPy's product
 
 
-@dataclass(frozen=True)
-class Vendor:
-    """A library that is installed and calls cuBLAS."""
-
-    name: str
-    runs: str
-    caller: Caller
-
-
 class CudaStage:
     """The operands of a work in so many sets that no call finds its own in the L2 cache."""
 
@@ -74,18 +65,17 @@ class CudaStage:
     def product(self, config: Config, threads: int = 0) -> Runnable:
         """Take `gemmery.matmul` on arrays of PyTorch if there is one."""
         parts = [part for part in EPILOGUES if config.get(part)]
-        problem = self.resident.problem._replace(
-            epilogue="+".join(parts), invariant=bool(config.get("batch_invariant"))
-        )
+        invariant = bool(config.get("batch_invariant"))
+        problem = self.resident.problem._replace(epilogue="+".join(parts), invariant=invariant)
         rung = dispatch.choice(problem._replace(groups=0)).rung
         options = torch_operands.own_options(self.resident, "bias" in parts)
         put = torch_operands.own(self.resident, product(self.resident.work, config, **options))
         entry = self._entry(put, rung, GROUPED if problem.groups else rung.name)
         return replace(entry, error=None) if parts else entry  # the reference has no epilogue
 
-    def rival(self, opponent: Vendor) -> Runnable:
+    def rival(self, opponent: Caller) -> Runnable:
         """Let a library put its product on the stream."""
-        placed = opponent.caller.place(self.resident)
+        placed = opponent.place(self.resident)
         sampler = functools.partial(self._backend.placed, placed, self.resident)
         return Runnable(sampler, note=f"{opponent.runs}, {placed.note}")
 
@@ -115,12 +105,12 @@ class Cuda(Backend):
         self._unit_peaks: dict[tuple[str, str], float] = {}
         self._bandwidth: Bandwidth | None = None
 
-    def rival(self, name: str, threads: int = 0) -> Vendor:
+    def rival(self, name: str, threads: int = 0) -> Caller:
         caller = cublas.find(name)
         reason = caller.missing()
         if reason:
             raise RefusedError(reason if self._installed() else NO_RIVAL)
-        return Vendor(caller.name, caller.runs(), caller)
+        return caller
 
     def ladder_rivals(self) -> Sequence[str]:
         """Return the libraries that are installed; one that cannot run if none is."""
@@ -186,11 +176,9 @@ class Cuda(Backend):
 def product(work: Work, config: Config = NO_OPTIONS, **arrays: Any) -> Any:
     """Return `gemmery.matmul` with the precision of a work, some options and arrays, or `gemmery.grouped_matmul`."""
     activation = next((part for part in EPILOGUES[1:] if config.get(part)), None)
-    options = {**arrays, **({"activation": activation} if activation else {})}
-    if config.get("batch_invariant"):
-        options["batch_invariant"] = True
-    if work.precision and not work.groups:
-        options["precision"] = work.precision
+    precision, invariant = "" if work.groups else work.precision, bool(config.get("batch_invariant"))
+    settings: dict[str, Any] = {"activation": activation, "batch_invariant": invariant, "precision": precision}
+    options = {**arrays, **{name: value for name, value in settings.items() if value}}
     function = gemmery.grouped_matmul if work.groups else gemmery.matmul
     return functools.partial(function, **options) if options else function
 
@@ -253,11 +241,9 @@ def race(
                 clocks[each.name].append(monitor.clock())
     finally:
         monitor.reads_power = False
-    return Race(
-        timing.tally(seconds),
-        {name: round(statistics.fmean(values), 1) for name, values in watts.items()},
-        {name: round(statistics.median(values)) for name, values in clocks.items()},
-    )
+    power = {name: round(statistics.fmean(values), 1) for name, values in watts.items()}
+    clock = {name: round(statistics.median(values)) for name, values in clocks.items()}
+    return Race(timing.tally(seconds), power, clock)
 
 
 def _turn(contestant: Contestant, inner: int, turn: float, monitor: Monitor, now: Callable[[], float]) -> float:
@@ -317,13 +303,8 @@ def compared(
         blocks = np.arange(a.shape[-1]) // BLOCK
         x = x * _every(factors[0], rows, blocks)
         y = y * _every(factors[1], blocks, columns // BLOCK)
-    checked = verify.check(
-        c[np.ix_(batch, rows, columns)],
-        x,
-        y,
-        (lambda k: bound(k) + TF32) if precision == "tf32" else bound,
-        most_flops=math.inf,
-    )
+    growth = (lambda k: bound(k) + TF32) if precision == "tf32" else bound
+    checked = verify.check(c[np.ix_(batch, rows, columns)], x, y, growth, most_flops=math.inf)
     return min(checked.error_over_bound, WRONG)
 
 

@@ -28,7 +28,6 @@ from gemmery.cuda.device import KNOWN, WARP, Device
 from gemmery.cuda.geometry import Geometry
 from gemmery.cuda.pipes import Pipes, pipes_of
 from gemmery.cuda.roofline import roofs, unit
-from gemmery.dtypes import Array
 from gemmery.errors import ArgumentError, EmulationError, RefusedError
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import Rung, find
@@ -44,11 +43,11 @@ from gemmery_emulator.trace import Trace
 from gemmery_emulator.trace.selection import select
 from gemmery_lab import asked, experiments, measurements
 from gemmery_lab.climb import Conditions, RungPlan, element, planned
-from gemmery_lab.emulated_product import EmulationOptions, Gemm, launch_of, problem_of, product_bytes, run_rung
+from gemmery_lab.emulated_product import EmulationOptions, Gemm, launch_of, problem_of, product_bytes, run_rung, strided
 from gemmery_lab.experiments import LADDER
 from gemmery_lab.measure import record
 from gemmery_lab.measure.record import Measurement, OnStep, RunSteps
-from gemmery_lab.measure.work import Work, numpy_dtype, operands
+from gemmery_lab.measure.work import Work, operands
 from gemmery_lab.rung_counts import EmulatedLadder, EmulatedRung, PredictedRung, RungCounts
 
 SMALL = 32  # side for the rung of one block
@@ -340,9 +339,8 @@ def rung_timeline(row: PredictedRung, card: str) -> WarpTimeline:
     Raises EmulationError or RefusedError for what cannot be predicted.
     """
     device, pipes = pipes_of(card)
-    rung, dtype = find(CUDA, row.rung), "f32" if row.dtype == asked.TF32 else row.dtype
-    out, precision = asked.result_type(dtype), asked.TF32 if row.dtype == asked.TF32 else ""
-    work = Work(row.m, row.n, row.k, dtype, out, b_layout="col" if row.m == 1 else "row", precision=precision)
+    rung, work = find(CUDA, row.rung), replace(element(row.dtype), m=row.m, n=row.n, k=row.k)
+    work = replace(work, out=asked.result_type(work.dtype), b_layout="col" if row.m == 1 else "row")
     problem = work.problem._replace(device=device.name)
     geometry = launch_of(rung, problem, {**rung.default, **row.config})
     lengths, _ = _lengths(problem, _overlaps(geometry, device))
@@ -355,11 +353,10 @@ def _samples(
     problem: Problem, geometry: Geometry, length: int, device: Device, pipes: Pipes, *, spans: bool = False
 ) -> Iterator[tuple[LaunchShape, Paced]]:
     """Run the launches of a product whose matrices keep their strides, but of whose k only `length` are summed."""
-    gemm = _strided(problem, length)
+    gemm = strided(problem, length)
     codes = [nvrtc.ptx(each.source, each.kernel, device.arch) for each in geometry.launches]
     programs = [prepared(code.text, code.entry) for code in codes]
-    sizes = {"A": problem.m * problem.k, "B": problem.k * problem.n, "C": problem.m * problem.n}
-    sizes = {name: size * _element(problem, name).itemsize for name, size in sizes.items()}
+    sizes = {name: array.strides[0] for name, array in gemm.arrays.items()}  # of whole matrices
     whole = float(sum(sizes.values()))
     memory = memory_of({}, [each.kernel for each in programs], {**sizes, "workspace": geometry.workspace + SLACK})
     addresses = {name: memory.address(name) for name in sizes}
@@ -371,27 +368,6 @@ def _samples(
         sampled = SampledLaunch(program, launch, code.report.registers, shared, cubin=code.cubin)
         shape = sampled.shape(device, whole)
         yield shape, sampled.sample(device, pipes, memory, shape, spans=spans)
-
-
-def _element(problem: Problem, name: str) -> np.dtype:
-    return numpy_dtype(problem.out if name == "C" else problem.dtype)
-
-
-def _strided(problem: Problem, length: int) -> Gemm:
-    """Arrays that stand for the matrices: only their shapes and strides are read."""
-
-    def matrix(name: str, rows: int, columns: int, whole: tuple[int, int], layout: str) -> Array:
-        kind = _element(problem, name)
-        steps = (1, whole[0]) if layout == "col" else (whole[1], 1)
-        strides = (whole[0] * whole[1] * kind.itemsize, *(step * kind.itemsize for step in steps))
-        return np.lib.stride_tricks.as_strided(np.empty(1, kind), (1, rows, columns), strides)
-
-    m, n, k = problem.m, problem.n, problem.k
-    return Gemm(
-        matrix("A", m, length, (m, k), problem.a_layout),
-        matrix("B", length, n, (k, n), problem.b_layout),
-        matrix("C", m, n, (m, n), problem.c_layout),
-    )
 
 
 def recorded(device: Device) -> Iterator[Measurement]:

@@ -141,9 +141,8 @@ def drawn(seed: int, types: Sequence[str], kind: str) -> RandomProduct:
             weights = int(own.integers(1, 3))
             text, _ = random_epilogue(own, OPERANDS[: int(own.integers(0, 4))], weights)
             result = "f32" if dtype == "int8" else out
-            return replace(
-                product, bias=False, activation="", invariant=False, out=result, epilogue=text, weights=weights
-            )
+            plain = replace(product, bias=False, activation="", invariant=False)
+            return replace(plain, out=result, epilogue=text, weights=weights)
     again = np.random.default_rng([seed, 4])
     if product.ends and k and again.random() < 0.4:
         scales = scales if scales in ("", "numbers") else "blocks" * (dtype in FLOAT8)
@@ -219,9 +218,8 @@ def values(product: RandomProduct, shape: tuple[int, ...], dtype: str, draw: np.
         return np.asarray(bits[..., 0] < 16) if kind.kind == "b" else bits.view(kind)[..., 0]
     if kind.kind == "c":
         parts = [draw.standard_normal(shape) for _ in range(2)]
-        return np.asarray(
-            np.rint(parts[0]) + 1j * np.rint(parts[1]) if product.whole else parts[0] + 1j * parts[1], kind
-        )
+        real, imaginary = (np.rint(part) if product.whole else part for part in parts)
+        return np.asarray(real + 1j * imaginary, kind)
     if product.whole:
         most = 8 if product.dtype not in FLOAT8 else 2 if product.k <= _EXACT_K else 1
         return draw.integers(-most, most + 1, shape).astype(np.float32).astype(kind)

@@ -116,9 +116,8 @@ class EmulatedRung:
     def wrong(self) -> tuple[str, ...]:
         """Its faults, a line each: a result outside its bound, findings, claims that do not hold."""
         outside = () if self.error <= 1 else (f"is outside its error bound: {self.error:.3g} times it",)
-        broken = tuple(
-            f"claims {name} = {self.expected[name]:g}, and has {getattr(self.counts, name):g}" for name in self.unmet
-        )
+        claims = ((name, self.expected[name], getattr(self.counts, name)) for name in self.unmet)
+        broken = tuple(f"claims {name} = {claim:g}, and has {count:g}" for name, claim, count in claims)
         return (*outside, *(f"has a finding at {finding}" for finding in self.findings), *broken)
 
 

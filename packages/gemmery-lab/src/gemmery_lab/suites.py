@@ -87,18 +87,10 @@ def _counts(suite: Suite, threads: int) -> tuple[int, ...]:
 
 def expected(suites: Sequence[Suite], threads: int, seconds: float) -> str:
     """Return the number of measurements of suites and the time they take, as text."""
-    times = [
-        _new_shapes_seconds(work, count) if each.kind == "new_shapes" else seconds
-        for each in suites
-        for count in _counts(each, threads)
-        for work in each.works
-    ]
-    raced = sum(  # a race without rests, of each large product and its rivals
-        each.sustained * (1 + TURNS * (1 + len(each.rivals)))
-        for each in suites
-        for work in each.works
-        if work.problem.flops > SUSTAINED_ABOVE
-    )
+    runs = [(each, count, work) for each in suites for count in _counts(each, threads) for work in each.works]
+    times = [_new_shapes_seconds(work, count) if each.kind == "new_shapes" else seconds for each, count, work in runs]
+    large = (each for each in suites for work in each.works if work.problem.flops > SUSTAINED_ABOVE)
+    raced = sum(each.sustained * (1 + TURNS * (1 + len(each.rivals))) for each in large)  # without rests
     return estimate(len(times), (sum(times) + raced) / len(times))
 
 
@@ -222,13 +214,9 @@ def run_script(script: str, what: str, cache: str, threads: int) -> Any:
     Raises GemmeryError with the last line of the process if `what` it does fails.
     """
     count = {name: str(threads) for name in (*libraries.THREADS, "GEMMERY_NUM_THREADS") if threads}
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=config.child_environment(_CLEARED, {**count, "GEMMERY_CACHE_DIR": cache}),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command, own = [sys.executable, "-c", script], {**count, "GEMMERY_CACHE_DIR": cache}
+    environment = config.child_environment(_CLEARED, own)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["no message"]
         raise GemmeryError(f"{what} failed in a new process: {last[0]}")
@@ -263,14 +251,12 @@ def first_call(session: Session, task: Task) -> list[Measurement]:
             if sum(sum(rounds.values()) for rounds in seconds.values()) > task.seconds:
                 break
     tally = timing.tally(seconds)
-    times = [
-        (plain, kernel, each, tally.versus if kernel == WARM_CACHE else None) for kernel, each in tally.timings.items()
-    ]
+    own = {WARM_CACHE: tally.versus}
+    times = [(plain, kernel, each, own.get(kernel)) for kernel, each in tally.timings.items()]
     for (kernel, piece), rounds in parts.items():
         times.append((replace(plain, case=piece), kernel, timing.tally({piece: rounds}).timings[piece], None))
-    return [
-        measurements.timed(replace(row, kernel=kernel), each, versus, limits) for row, kernel, each, versus in times
-    ]
+    rows = ((replace(row, kernel=kernel), each, versus) for row, kernel, each, versus in times)
+    return [measurements.timed(row, each, versus, limits) for row, each, versus in rows]
 
 
 def run(product: str, work: Work, threads: int, cache: str) -> float:
@@ -283,9 +269,8 @@ def run(product: str, work: Work, threads: int, cache: str) -> float:
 
 def _ran(code: str, work: Work, threads: int, cache: str, product: str = "") -> Any:
     """Return what code prints as JSON in a new process that has operands."""
-    script = (_OPERANDS + code).format(
-        sources=SOURCES, m=work.m, n=work.n, k=work.k, dtype=dtypes.get(work.dtype).numpy, product=product
-    )
+    sides, dtype = {"m": work.m, "n": work.n, "k": work.k}, dtypes.get(work.dtype).numpy
+    script = (_OPERANDS + code).format(sources=SOURCES, dtype=dtype, product=product, **sides)
     return run_script(script, "a first product", cache, threads)
 
 
@@ -327,9 +312,8 @@ def totals(
                 first, new, worst = each["first"][0], each["new"][0], each["worst"][0]
                 seconds_of[state] = first + new
                 seconds_of |= {f"{state}, {FIRST}": first, f"{state}, {REST}": new, f"{state}, {WORST}": worst}
-            seconds_of |= {
-                label: statistics.median(times[WARM][part]) for label, part in ((MET, "again"), ("", "rival"))
-            }
+            repeated, opponent = (statistics.median(times[WARM][part]) for part in ("again", "rival"))
+            seconds_of |= {MET: repeated, "": opponent}
             for label, value in seconds_of.items():
                 measured.setdefault(label, {})[index] = value
             spent += sum(sum(map(sum, each.values())) for each in times.values())

@@ -97,9 +97,8 @@ def questions(host: Target, threads: int) -> tuple[Question, ...]:
         return tuple(Probe(rows or max(side, 200), side, side, dtype) for side, dtype in sides)
 
     rows = tuple(Probe(m, 1536, 1536, "f32") for m in (48, 96, 128, 192, 256, 384))
-    wide = tuple(
-        Probe(side, side, k, "f32") for side in (math.isqrt(x * l2 // 4) for x in (2, 3, 6, 12, 24)) for k in (16, 64)
-    )
+    sides = [math.isqrt(x * l2 // 4) for x in (2, 3, 6, 12, 24)]
+    wide = tuple(Probe(side, side, k, "f32") for side in sides for k in (16, 64))
     large = Probe(768, 4096, 1536, "f32", threads), Probe(768, 4096, 768, "f64")
     alone = (
         Question("rungs: B in place, many rows", {"direct_many": (0.12, 0.25, 0.375, 0.5, 0.75, 1.0, 1.5, 2.5)},
@@ -346,9 +345,8 @@ def tune(
         constants |= after if score else {}
         outcomes.append(Outcome(question.name, before, after, score))
     # Without a table of the user's the package's would serve.
-    shipped = any(
-        Path(folder, path.name) != path and Path(folder, path.name).exists() for folder in config.table_folders()
-    )
+    tables = (Path(folder, path.name) for folder in config.table_folders())
+    shipped = any(table != path and table.exists() for table in tables)
     changed = shipped or any(each.before != each.after for each in outcomes)
     if changed:
         journal.write(path, constants)

@@ -19,10 +19,10 @@ from gemmery.api.epilogue_terms import with_kinds
 from gemmery.cpu import target, threads
 from gemmery.dtypes import Array
 from gemmery.epilogues.random_epilogues import of_text
-from gemmery.errors import ArgumentError, DTypeError, GemmeryError
+from gemmery.errors import ArgumentError, GemmeryError
 from gemmery_lab import asked
 from gemmery_lab.measure.torch_operands import tensors_in as on_gpu
-from gemmery_lab.measure.work import numpy_dtype
+from gemmery_lab.measure.work import BLOCK, numpy_dtype
 from gemmery_lab.random_products import (
     PARTS,
     RINGS,
@@ -38,7 +38,6 @@ from gemmery_lab.random_products import (
 
 TF32 = 2.0**15 + 8  # two factors cut to 11 bits, 2^-9 together, in units of f32's 2^-24
 STEP_8, CUT_8 = 32, 2.0**11  # float8: products in a step, each cut to 13 bits of fraction, in the same units
-BLOCK = 128
 _FLOPS = 2e7  # of a comparison; of larger products it takes some rows
 _MOST_WRONG = 10
 _LOST = "DeviceError", "AcceleratorError"  # of a device, which no later call of the process survives
@@ -129,14 +128,10 @@ def verify(
 
 def _spelled(name: str, kind: str) -> str:
     """Return the name of an element type that can be drawn for a kind of device. Raises ArgumentError."""
-    try:
-        also = (*RINGS, *(PARTS if kind == "cuda" else ()))
-        known = [each for each in TYPES[kind] if each not in also]
-        return element_types.resolve(
-            name, dict.fromkeys((*known, "f32", "tf32")[: -1 if kind == "cpu" else None]), also
-        )
-    except DTypeError as error:
-        raise ArgumentError(f"products on {kind}: {error}") from None
+    also = (*RINGS, *(PARTS if kind == "cuda" else ()))
+    known = [each for each in TYPES[kind] if each not in also]
+    known += ["f32"] if kind == "cpu" else ["f32", "tf32"]
+    return asked.resolved(name, dict.fromkeys(known), also, f"products on {kind}: ")
 
 
 def on_host(placed: MatrixImage) -> tuple[Array, Callable[[], Array]]:
@@ -228,12 +223,10 @@ def _computed_with_epilogue(p: RandomProduct, place: PlaceImage) -> tuple[refere
 
 def _call(p: RandomProduct, a: Any, b: Any, c: Any, vectors: Mapping[str, Any]) -> None:
     """Call the product's function."""
+    dtype = p.out if p.out != p.element and p.function != "gemm" else None
+    settings = {"activation": p.activation, "dtype": dtype, "precision": p.precision, "semiring": p.semiring}
     options = {name: value for name, value in vectors.items() if value is not None}
-    options |= {"activation": p.activation} if p.activation else {}
-    options |= {"batch_invariant": True} if p.invariant else {}
-    options |= {"dtype": p.out} if p.out != p.element and p.function != "gemm" else {}
-    options |= {"precision": p.precision} if p.precision else {}
-    options |= {"semiring": p.semiring} if p.semiring else {}
+    options |= {name: value for name, value in {**settings, "batch_invariant": p.invariant}.items() if value}
     if p.function == "gemm":
         gm.gemm(p.alpha, a, b, p.beta, c, out=c, **options)
     elif p.function == "grouped_matmul":
@@ -313,17 +306,12 @@ def _compared(p: RandomProduct, result: Array, a: Array, b: Array, old: Array, b
         return reference.check_semiring(result, a, b, p.semiring, _FLOPS)
     options: dict[str, Any] = {"bias": bias, "activation": p.activation, "most_flops": _FLOPS}
     if not p.ends:
-        c = old if p.beta else None
-        return reference.check(result, a, b, growth(p), alpha=p.alpha, beta=p.beta, c=c, **options)
-    groups = [(group, start, end) for group, (start, end) in enumerate(pairwise((0, *p.ends))) if start < end]
-    if p.deep:
-        parts = [
-            reference.check(result[group], a[:, start:end], b[start:end], growth(p), **options)
-            for group, start, end in groups
-        ]
-    else:
-        parts = [
-            reference.check(result[start:end], a[start:end], b[group], growth(p), **options)
-            for group, start, end in groups
-        ]
+        before = old if p.beta else None
+        return reference.check(result, a, b, growth(p), alpha=p.alpha, beta=p.beta, c=before, **options)
+    parts = []
+    for group, ends in enumerate(pairwise((0, *p.ends))):
+        own = slice(*ends)
+        if own.start < own.stop:
+            c, x, y = (result[group], a[:, own], b[own]) if p.deep else (result[own], a[own], b[group])
+            parts.append(reference.check(c, x, y, growth(p), **options))
     return max(parts, key=lambda part: part.error_over_bound)

@@ -299,7 +299,7 @@ def test_without_pytorch_a_callers_arrays_are_what_has_the_interface(monkeypatch
 def test_operands_of_new_shapes_are_pytorchs(dtype):
     torch = pytest.importorskip("torch")
     work = Work(8, 8, 8, dtype, dtype, batch=3, seed=5)
-    convert, product, wait = torch_operands.new_shapes(dtype, "cpu")
+    convert, product, wait = torch_operands.new_shapes("cpu")
     assert (product, wait) == (torch.matmul, torch.cuda.synchronize)
     for (a, b), (x, y) in zip(processes.pairs(work, convert), processes.pairs(work), strict=True):
         assert a.dtype == b.dtype == {"bf16": torch.bfloat16, "f32": torch.float32}[dtype]
@@ -330,7 +330,7 @@ cublas_names = ("bfloat16", "float8_e4m3fn")
 def test_pytorch_multiplies_factors_and_groups(monkeypatch, work, names):
     host = operands(work)
     matrices = tuple(map(on_the_cpu, host))
-    monkeypatch.setattr(cublas, "on_torch", lambda resident: nullcontext())
+    monkeypatch.setattr(torch_operands, "on_torch", lambda resident: nullcontext())
     monkeypatch.setattr(cublas, "tensors", lambda resident: resident.tensors)
     monkeypatch.setattr(cublas, "tensor", on_the_cpu)
     scales = factors(work) if work.scales else ()

@@ -30,7 +30,7 @@ from gemmery_lab.measure.timing import Contestant
 from gemmery_lab.measure.torch_operands import DeviceOperands, poison
 from gemmery_lab.measure.work import Work, factors, offsets, operands
 from gemmery_lab.measurements import WRONG, MachineLimits
-from gemmery_lab.on_cuda import NO_RIVAL, Cuda, Vendor
+from gemmery_lab.on_cuda import NO_RIVAL, Cuda
 from gemmery_lab.session import Session, Task
 
 RATE = 1e9  # operations a second of the slowest rung
@@ -74,7 +74,7 @@ class MadeUp(Cuda):
             if caller.name == name and caller.missing():
                 raise RefusedError(caller.missing())
             if caller.name == name:
-                return Vendor(caller.name, caller.runs(), caller)
+                return caller
         raise RefusedError(NO_RIVAL)
 
     def resident(self, work):
@@ -526,7 +526,7 @@ def test_new_shapes_on_a_gpu_are_those_of_pytorch(monkeypatch):
     assert asked == [(WORK, ("cublas",), 0.1, "cuda:1")]
     assert [(m.suite, m.kernel, m.unit, m.note) for m in found] == [
         ("gpu_new_shapes", "gm.matmul", "CUDA cores", ""),
-        ("gpu_new_shapes", "cublas", "CUDA cores", rival().runs()),
+        ("gpu_new_shapes", "cublas", "CUDA cores", rival().runs),
     ]
     with pytest.raises(RefusedError, match="install torch"):
         shapes.new_shapes(on, replace(task, rivals=()))

@@ -122,7 +122,7 @@ def test_a_product_that_fails_or_is_wrong_is_a_finding(looked, devices, monkeypa
 
 
 def test_the_vendors_library_is_named_or_why_it_is_not_there(looked, devices, monkeypatch):
-    there = SimpleNamespace(missing=lambda: "", runs=lambda: "cuBLAS 13.1 by PyTorch 2.11")
+    there = SimpleNamespace(missing=lambda: "", runs="cuBLAS 13.1 by PyTorch 2.11")
     absent = SimpleNamespace(missing=lambda: "cupy is not installed", runs=None)
     monkeypatch.setattr(health.cublas, "RIVALS", (there, absent))
     assert looked()["cublas"].value == "cuBLAS 13.1 by PyTorch 2.11"

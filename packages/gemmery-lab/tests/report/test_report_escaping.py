@@ -69,7 +69,8 @@ def inspected():
     return [hostile(inspect_rung(name, n=64, device="sm_80")) for name in ("divergence_split", "simt_smem")]
 
 
-def test_markup_in_records_is_shown_as_text():
+def test_markup_in_records_is_shown_as_text(monkeypatch):
+    monkeypatch.setattr("gemmery_lab.report.exhibit_results._source", lambda _: BAD)
     run = records.ladder()
     bad = tuple(replace(m, note=BAD, refused=m.refused and BAD) for m in run.measurements)
     rungs = tuple(rung._replace(idea=rung.idea + BAD, lesson=BAD, source=BAD) for rung in records.RUNGS)
@@ -78,7 +79,7 @@ def test_markup_in_records_is_shown_as_text():
     one = lab.emulated_exhibit("divergence_split", 64)[0]
     pages = {
         "ladder": page(replace(run, machine=machine, measurements=bad), rungs),
-        "exhibit": emulated_exhibit_page(shown, BAD, [replace(one, arch=BAD, findings=(BAD,))]),
+        "exhibit": emulated_exhibit_page(shown, [replace(one, arch=BAD, findings=(BAD,))]),
     }
     for name, text in pages.items():
         tags = Tags(text)

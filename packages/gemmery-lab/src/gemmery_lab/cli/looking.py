@@ -9,19 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import gemmery_lab as lab
 from gemmery import dtypes
-from gemmery.errors import ArgumentError, DeviceError, DTypeError
+from gemmery.errors import ArgumentError, DeviceError
 from gemmery_emulator.kernels import command, file_checks
-from gemmery_emulator.pages.writing import (
-    HtmlToo,
-    as_json,
-    check_page,
-    check_trace,
-    check_writable,
-    console,
-    place,
-    write_page,
-)
+from gemmery_emulator.pages import writing
+from gemmery_emulator.pages.writing import HtmlToo, as_json, console
+from gemmery_lab import asked
 from gemmery_lab.cli import parser
 from gemmery_lab.cli.parser import Action, As, Json, app, argument, ladder_app, option, texts
 
@@ -42,16 +36,15 @@ def diff(
     The two kernels are compared line by line. Functions and types in headers are listed where only one rung uses them.
     """
     if html is not None:
-        check_page(html, "jinja2")
+        writing.check_page(html, "jinja2")
 
     def run() -> int:
-        import gemmery_lab as lab
         from gemmery_lab.report.terminal import difference_page, show_difference
 
         difference = lab.diff(old, new)
         show_difference(difference, console())
         if html is not None:
-            sys.stdout.write(f"page: {write_page(html, difference_page(difference))}\n")
+            sys.stdout.write(f"page: {writing.write_page(html, difference_page(difference))}\n")
         return 0
 
     return run
@@ -63,7 +56,7 @@ def explain(
     new: Annotated[str, argument("diff.new", show_default=False)],
     dtype: Annotated[str, option("ladder.dtype")] = "",
     card: As = "",
-    timeline: Annotated[Path | None, option("explain.timeline", show_default=False, callback=place)] = None,
+    timeline: Annotated[Path | None, option("explain.timeline", show_default=False, callback=writing.place)] = None,
     html: HtmlToo = None,
 ) -> Action:
     """Explain a step of the GPU's ladder: the counters, the predicted time and the lines that moved.
@@ -71,18 +64,16 @@ def explain(
     Both rungs run on the emulator, on a small product; their times are predicted for a large one.
     """
     from gemmery.cuda.pipes import predictable
-    from gemmery_lab import asked
 
     emulated_as, type_ = asked.emulated_card(card).name, asked.stepped(old, new, dtype)
     if html is not None:
-        check_page(html, "matplotlib", "jinja2")
+        writing.check_page(html, "matplotlib", "jinja2")
     if timeline is not None:
-        check_trace(timeline)
+        writing.check_trace(timeline)
         if emulated_as not in predictable():
             raise ArgumentError(f"--timeline {timeline}: no times are predicted for {emulated_as}; leave it out")
 
     def run() -> int:
-        import gemmery_lab as lab
         from gemmery_lab.on_emulator import rung_timeline
         from gemmery_lab.report.ladder_steps import show_step, step, step_page
 
@@ -97,11 +88,11 @@ def explain(
         timelines = [rung_timeline(row, emulated_as) for row in explained.times or ()] if drawn else []
         show_step(explained, console())
         if html is not None:
-            sys.stdout.write(f"page: {write_page(html, step_page(explained, timelines))}\n")
+            sys.stdout.write(f"page: {writing.write_page(html, step_page(explained, timelines))}\n")
         if timeline is not None:
             if not timelines:
                 raise ArgumentError(f"--timeline {timeline}: the time of {old} or {new} is not predicted; leave it out")
-            written = write_page(timeline, timelines[-1].trace(), "--timeline")
+            written = writing.write_page(timeline, timelines[-1].trace(), "--timeline")
             sys.stdout.write(f"timeline: {written}, of {new}, for ui.perfetto.dev\n")
         return 0
 
@@ -128,8 +119,6 @@ _MOST = 24 * 60
 
 
 def _tune(minutes: float, fresh: bool, json: bool) -> int:
-    import gemmery_lab as lab
-
     try:
         with parser.bar() as progress:
             tuning = lab.tune(minutes, fresh, lambda what, done, total: progress(done, total, what))
@@ -180,14 +169,12 @@ def inspect(
     sass: Annotated[bool, option("inspect.sass", "--sass")] = False,
     json: Annotated[bool, option("inspect.json", "--json")] = False,
     html: HtmlToo = None,
-    svg: Annotated[Path | None, option("inspect.svg", "--svg", show_default=False, callback=place)] = None,
+    svg: Annotated[Path | None, option("inspect.svg", "--svg", show_default=False, callback=writing.place)] = None,
 ) -> Action:
     """Show a kernel's resources, occupancy, roofline and per-line memory counters; no GPU is needed.
 
     Of a CPU rung show its loops, inner loop in assembly, roofs, and accesses in a model of the caches.
     """
-    from gemmery_lab import asked
-
     names = [rung, *([other] if other else [])]
     asked.inspectable(*names)
     keys = parser.settings(config)
@@ -196,9 +183,9 @@ def inspect(
         if code and other and not json:
             raise ArgumentError(f"{flag}: side by side, no code is shown; inspect one of them, or add --json")
     if html is not None:
-        check_page(html, "jinja2")
+        writing.check_page(html, "jinja2")
     if svg is not None:
-        check_writable(svg / "picture.svg", "--svg")
+        writing.check_writable(svg / "picture.svg", "--svg")
     from gemmery_lab.inspection.gather import inspections
 
     inspect_each = inspections(names, device, line, m=m or 0, n=n or 0, k=k or 0, dtype=dtype, config=keys)
@@ -219,10 +206,10 @@ def inspect(
         written = list[str]()
         if html is not None:
             page = notebook.side_by_side_page(pair) if pair else notebook.inspection_page(first)
-            written.append(f"page: {write_page(html, page)}\n")
+            written.append(f"page: {writing.write_page(html, page)}\n")
         if svg is not None:
             pictures = _pictures(inspections).items()
-            written += [f"picture: {write_page(svg / name, text, '--svg')}\n" for name, text in pictures]
+            written += [f"picture: {writing.write_page(svg / name, text, '--svg')}\n" for name, text in pictures]
         (sys.stderr if json else sys.stdout).writelines(written)
         return 0
 
@@ -242,7 +229,6 @@ def doctor(json: Json = False, prune: Annotated[bool, option("doctor.prune", "--
     """Show what gemmery finds on this machine, and how to fix what is wrong."""
 
     def run() -> int:
-        import gemmery_lab as lab
         from gemmery_lab.report.terminal import findings
 
         checks = (*([lab.prune()] if prune else []), *lab.doctor())
@@ -273,8 +259,6 @@ def verify(
     types = [name for text in dtype or () for name in parser.names(text)]
 
     def run() -> int:
-        import gemmery_lab as lab
-
         with parser.bar(products) as progress:
             verified = lab.verify(products, device, types, seed, progress)
         sys.stdout.write(f"{as_json(verified) if json else in_words(verified)}\n")
@@ -329,17 +313,15 @@ def warm(
 ) -> Action:
     """Compile and store the kernels that products need, so that no product waits for a compiler; no GPU is needed."""
     place = device.strip().lower()
-    try:
-        asked_for = [name for text in dtype or () for name in parser.names(text)]
-        types = [dtypes.resolve(name, (*dtypes.BY_NAME, *dtypes.FLOAT8)) for name in asked_for]
-        if place != "cpu" and place.partition(":")[0] != "cuda":
-            from gemmery.cuda.device import card
+    asked_for, known = [name for text in dtype or () for name in parser.names(text)], (*dtypes.BY_NAME, *dtypes.FLOAT8)
+    types = [asked.resolved(name, known, where="--dtype: ") for name in asked_for]
+    if place != "cpu" and place.partition(":")[0] != "cuda":
+        from gemmery.cuda.device import card
 
+        try:
             card(place)
-    except DTypeError as error:
-        raise ArgumentError(f"--dtype: {error}") from None
-    except DeviceError as error:
-        raise ArgumentError(f"--device: {error}; or cpu") from None
+        except DeviceError as error:
+            raise ArgumentError(f"--device: {error}; or cpu") from None
 
     def run() -> int:
         import gemmery
@@ -362,10 +344,7 @@ def run(
 ) -> Action:
     """Run a script with gemmery behind NumPy's products, and say at its end how many ran and what they took."""
     known = ("f32", "f64", "complex64", "complex128")
-    try:
-        names = [dtypes.get(dtypes.resolve(name, known)).numpy for name in parser.names(types)]
-    except DTypeError as error:
-        raise ArgumentError(f"--types: {error}") from None
+    names = [dtypes.get(asked.resolved(name, known, where="--types: ")).numpy for name in parser.names(types)]
     if not module and not Path(target).exists():
         raise ArgumentError(f"script {target!r}: there is no such file; give its path, or -m and the name of a module")
 

@@ -11,18 +11,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from rich.console import Console
 from typer import Context
 
+import gemmery_lab as lab
 from gemmery.errors import ArgumentError
 from gemmery_emulator.pages.writing import HtmlToo, place
+from gemmery_lab import asked, experiments
 from gemmery_lab.cli import parser
 from gemmery_lab.cli.parser import Action, As, Html, Json, Keep, NoHtml, app, argument, ladder_app, option, texts
 from gemmery_lab.experiments import CHAIN, DISTRIBUTED, LADDER, SWEEPS
 
 if TYPE_CHECKING:
-    from gemmery.ladder.exhibits import EmulatedExhibit, Exhibit
-    from gemmery_lab.measure.record import OnStep, Run
+    from gemmery.ladder.exhibits import Exhibit
+    from gemmery_lab.measure.record import OnStep
     from gemmery_lab.rung_counts import EmulatedLadder, EmulatedRung, PredictedRung
 
 SIZES = {device: ",".join(map(str, points.sizes)) for device, points in LADDER.points.items()}  # the defaults
@@ -51,8 +52,6 @@ def ladder(
     The emulator needs no GPU. It counts instructions and memory accesses instead of measuring times, and takes the
     place of a GPU where there is none.
     """
-    from gemmery_lab import asked
-
     for name in _on_command_line(context) if context.invoked_subcommand else ():
         flag = "--as" if name == "card" else f"--{name.replace('_', '-')}"
         raise ArgumentError(f"{flag}: `ladder {context.invoked_subcommand}` runs no rungs; leave it out")
@@ -73,8 +72,6 @@ def ladder(
     type_ = dtype or ("" if kind == "emulator" else "f32")
     plan = planned(LADDER, rung_names, lengths, type_, Conditions(str(where), threads, seconds), kind)
     output = parser.Output(json, html, no_html)
-    import gemmery_lab as lab
-
     lengths = plan.sizes if lengths else ()
     if kind == "emulator":
         from gemmery.cpu.target import cores
@@ -120,12 +117,11 @@ def counted(
     `instead_of` is the reason why it does not run on a GPU, which is printed; "" when the emulator was asked for.
     `predict` predicts the times of the same rungs on large products.
     """
-    from gemmery_lab.asked import emulated_card
     from gemmery_lab.measure import record
     from gemmery_lab.report.emulated_tables import complaints, emulated_progress, show_emulated
     from gemmery_lab.rung_counts import EmulatedLadder
 
-    partly = partial(EmulatedLadder, emulated_card(card), record.now())
+    partly = partial(EmulatedLadder, asked.emulated_card(card), record.now())
 
     def with_times(on_rung: OnStep[EmulatedRung]) -> EmulatedLadder:
         if predict is None:
@@ -177,7 +173,6 @@ def bench(
     no_html: NoHtml = False,
 ) -> Action:
     """Time gemmery's product and rival libraries in turn on suites of problems, and keep the records."""
-    from gemmery_lab import asked
     from gemmery_lab.measure import record
 
     asked.budget(seconds)
@@ -199,7 +194,6 @@ def bench(
                 raise ArgumentError(f"{flag} {value}: suites set it themselves; the option is for --workload chain")
         loaded = asked.suites(suites or (), parser.names(rivals), device)
     output = parser.Output(json, html, no_html)
-    import gemmery_lab as lab
     from gemmery_lab.suites import expected
 
     folder = parser.check_store(None if no_store else store or record.results_folder())
@@ -251,8 +245,6 @@ def sweep(
 
     Sweeps of a GPU rung's config also run on the emulator, which counts accesses instead of measuring times.
     """
-    import gemmery_lab as lab
-    from gemmery_lab import asked, experiments
     from gemmery_lab.climb import Conditions, expected, planned
 
     varied, rung_names = experiments.sweep(experiment), parser.names(rungs)
@@ -294,7 +286,6 @@ def exhibit(
     Counts are predicted, then measured on a GPU or counted on the emulator.
     """
     from gemmery.ladder.exhibits import find
-    from gemmery_lab import asked
 
     where = asked.place(device or ("emulator" if card else "cuda"), card)
     asked.budget(seconds)
@@ -330,19 +321,12 @@ def _list(json: bool) -> int:
 
 def _measure(exhibit: Exhibit, device: str, seconds: float, store: Path | None, output: parser.Output) -> int:
     """Measure an exhibit; 1 when a result is wrong. After Ctrl-C the configs so far are shown."""
-    import gemmery_lab as lab
-    from gemmery.cuda import nvrtc
     from gemmery_lab.report.exhibit_results import exhibit_page, show_exhibit
 
-    source, predicted = nvrtc.text(Path(exhibit.source).name), lab.predicted(exhibit)
-
-    def show(run: Run, console: Console) -> None:
-        show_exhibit(exhibit, source, predicted, run, console)
-
     measure = partial(lab.exhibit, exhibit.name, device, seconds, store=store)
-    run, interrupted = parser.timed(lambda on_event: measure(on_event=on_event), (), show, output)
+    run, interrupted = parser.timed(measure, (), partial(show_exhibit, exhibit), output)
     if output.has_page:
-        output.write("exhibit", run.started, exhibit_page(exhibit, source, predicted, run))
+        output.write("exhibit", run.started, exhibit_page(exhibit, run))
     return parser.ended(interrupted, () if interrupted else parser.outside(run))
 
 
@@ -351,19 +335,13 @@ def _count(exhibit: Exhibit, card: str, missing: str, output: parser.Output) -> 
 
     `missing` is the reason why there is no GPU, which is printed; "" when the emulator was asked for.
     """
-    import gemmery_lab as lab
-    from gemmery.cuda import nvrtc
+    from gemmery.ladder.exhibits import EMULATED
     from gemmery_lab.measure import record
     from gemmery_lab.report.exhibit_results import emulated_exhibit_page, exhibit_progress, show_emulated_exhibit
 
-    source = nvrtc.text(Path(exhibit.source).name)
-
-    def show(runs: tuple[EmulatedExhibit, ...], console: Console) -> None:
-        show_emulated_exhibit(exhibit, source, runs, console)
-
     announce(missing, card)
-    count = partial(lab.emulated_exhibit, exhibit.name, device=card)
-    runs, interrupted = parser.followed(lambda on: count(on_config=on), exhibit_progress, show, tuple, output)
+    count, show = partial(lab.emulated_exhibit, exhibit.name, EMULATED, card), partial(show_emulated_exhibit, exhibit)
+    runs, interrupted = parser.followed(count, exhibit_progress, show, tuple, output)
     if output.has_page:
-        output.write("exhibit", record.now(), emulated_exhibit_page(exhibit, source, runs))
+        output.write("exhibit", record.now(), emulated_exhibit_page(exhibit, runs))
     return parser.ended(interrupted, [f"{exhibit.name} at {run.config} {line}" for run in runs for line in run.wrong])

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -27,6 +26,7 @@ from typer.models import CommandFunctionType
 
 from gemmery.errors import EXTRAS, ArgumentError, CompileError, GemmeryError, InstallError, missing
 from gemmery_emulator.pages.writing import as_json, check_page, console, place, write_page
+from gemmery_lab import asked
 
 if TYPE_CHECKING:
     from gemmery.ladder.rung import Rung
@@ -106,8 +106,6 @@ def gemmery(context: typer.Context, version: Version = False) -> None:
 
 
 _DIGITS = 18  # of a number on the command line: more are no size of anything
-
-
 As = Annotated[str, option("as", "--as")]
 Json = Annotated[bool, option("json", "--json")]
 Html = Annotated[Path | None, option("html", callback=place)]
@@ -185,10 +183,10 @@ class Output:
         """Write a line after the table, or to stderr if stdout is for JSON."""
         (sys.stderr if self.json else sys.stdout).write(f"{text}\n")
 
-    def write(self, name: str, started: str, text: str, further: Mapping[str, str] = MappingProxyType({})) -> None:
+    def write(self, name: str, started: str, text: str, further: Mapping[str, str] | None = None) -> None:
         """Write the page and print its path; `further` pages are written beside it, and it links to them."""
         path = self.html or Path("out") / f"{name}-{started[:19].replace(':', '')}.html"
-        for beside, page in further.items():
+        for beside, page in (further or {}).items():
             write_page(path.parent / beside, page)
         self.say(f"page: {write_page(path, text)}")
 
@@ -276,11 +274,10 @@ def measured(
     `rungs` are those of the records, () for the CPU's. `store` is the folder to which `measure` appends records.
     """
     from gemmery_lab import measurements
-    from gemmery_lab.asked import registry
     from gemmery_lab.measure import record
     from gemmery_lab.report import terminal
 
-    rungs = rungs or registry("cpu")
+    rungs = rungs or asked.registry("cpu")
     run, interrupted = timed(measure, rungs, lambda run, console: terminal.show(run, rungs, console), output, expected)
     if output.has_page:
         from gemmery_lab.report.page import page

@@ -30,7 +30,7 @@ from gemmery.problem import Problem
 from gemmery_emulator.pages import numerals
 from gemmery_lab import asked
 from gemmery_lab.inspection.records import Accesses, Cost, CpuInspection
-from gemmery_lab.report.sheet import Cell, Sheet
+from gemmery_lab.report.sheet import Columns, Sheet, tabulate
 
 SIDE, FEW, MOST = 512, 16, 1024  # sides by default, of rungs for small products, and of the largest that is counted
 # The rates of a core, round figures of those built since 2020: what each is called, and the cycles that one takes.
@@ -252,23 +252,19 @@ def _cycles(program: str, core: str, features: Iterable[str], lines: Iterable[st
 
 def sheet(rows: Iterable[PredictedShare]) -> Sheet:
     """Return predictions as a table: the share of the peak, the instruction, and multiply-adds a cycle."""
-    rows = tuple(rows)
-    cores = list(dict.fromkeys((row.core, row.model) for row in rows))
-    head = (
-        "types",
-        *(
-            core if core.split()[0].endswith(model.split()[-1].lower()) else f"{core} ({model})"
-            for core, model in cores
-        ),
-    )
-    lines = []
-    for types in dict.fromkeys((row.dtype, row.out) for row in rows):
-        cells = [row for core, _ in cores for row in rows if (row.core, row.dtype, row.out) == (core, *types)]
-        texts = [f"{row.share:.0%} {row.instruction}, {row.multiply_adds / row.cycles:.3g}" for row in cells]
-        lines.append(tuple(map(Cell, (" -> ".join(types), *texts))))
-    versions = ", ".join(sorted({row.llvm for row in rows}))
+    names, versions, by_types = dict[str, str](), set[str](), dict[str, dict[str, str]]()
+    for row in rows:
+        alike = row.core.split()[0].endswith(row.model.split()[-1].lower())
+        names[row.core] = row.core if alike else f"{row.core} ({row.model})"
+        text = f"{row.share:.0%} {row.instruction}, {row.multiply_adds / row.cycles:.3g}"
+        by_types.setdefault(f"{row.dtype} -> {row.out}", {})[row.core] = text
+        versions.add(row.llvm)
+    columns: Columns[tuple[str, dict[str, str]]] = [
+        ("types", lambda line: line[0]),
+        *((name, lambda line, core=core: line[1][core]) for core, name in names.items()),
+    ]
     note = (
-        f"Predicted by llvm-mca {versions}, not measured: the share of the peak of the multiply-add units, the "
-        "instruction, and multiply-adds a cycle. In brackets the core whose model LLVM uses."
+        f"Predicted by llvm-mca {', '.join(sorted(versions))}, not measured: the share of the peak of the multiply-add "
+        "units, the instruction, and multiply-adds a cycle. In brackets the core whose model LLVM uses."
     )
-    return Sheet("Micro-kernels for ARM, predicted", head, tuple(lines), (note,))
+    return tabulate("Micro-kernels for ARM, predicted", columns, by_types.items(), [note])

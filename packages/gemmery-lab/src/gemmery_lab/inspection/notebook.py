@@ -3,7 +3,6 @@
 # No `from __future__ import annotations` here: help() would show annotations as strings.
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from gemmery.errors import ArgumentError, brief, not_installed
@@ -85,9 +84,7 @@ def inspect(
     product = {"m": m, "n": n, "k": k, "dtype": dtype, "config": config}
     first, *second = (each() for each in inspections(names, device, line, counters, **product))
     record = records.paired(first, *second) if second else first
-    page: AnyInspection | AnyPair = DISPLAYED[type(record)](
-        **{field.name: getattr(record, field.name) for field in fields(record)}
-    )
+    page: AnyInspection | AnyPair = DISPLAYED[type(record)](**vars(record))
     return page
 
 

@@ -37,9 +37,7 @@ class CompiledLaunch:
     sass: str
     missing: str  # why there is no SASS, "" if there is
     cluster: int = 1  # blocks
-    roles: tuple[
-        int, ...
-    ] = ()  # registers a thread that warpgroups set for themselves (setmaxnreg), in the order of the code
+    roles: tuple[int, ...] = ()  # registers a thread, which warpgroups set (setmaxnreg), in the order of the code
 
 
 @dataclass(frozen=True)

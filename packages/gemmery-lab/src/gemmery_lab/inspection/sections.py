@@ -286,12 +286,8 @@ def _costs(pair: CpuSideBySide) -> tuple[Section, ...]:
     slow, fast = ({name: cost.cycles for name, cost in rung.costs.items()} for rung in both)
     slow["roof"], fast["roof"] = max(slow.values()), max(fast.values())
     number, time = "For 1,000 multiply-adds", "The least cycles for these, at assumed rates"
-    return (
-        _section(
-            pair, number, number_rows(old, new), " ".join((words.NOTES["costs"], words.NOTES["caches"])), costs=old
-        ),
-        _section(pair, time, number_rows(slow, fast), costs=slow),
-    )
+    numbers = _section(pair, number, number_rows(old, new), f"{words.NOTES['costs']} {words.NOTES['caches']}", old)
+    return numbers, _section(pair, time, number_rows(slow, fast), costs=slow)
 
 
 def _section(pair: AnyPair, title: str, rows: Iterable[Row], note: str = "", costs: Collection[str] = ()) -> Section:
@@ -347,11 +343,8 @@ def _machine(pair: SideBySide) -> Section | None:
 def _both_barriers(pair: SideBySide) -> Section | None:
     """What the first blocks do at their mbarriers, where both kernels have some."""
     timelines = [run.emulated.chosen.timeline if run.emulated else None for run in (pair.old, pair.new)]
-    counts = [
-        {text: timeline.counts[name] for name, text in words.WORDS["at_barriers"].items()}
-        for timeline in timelines
-        if timeline
-    ]
+    texts = words.WORDS["at_barriers"].items()
+    counts = [{text: timeline.counts[name] for name, text in texts} for timeline in timelines if timeline]
     if len(counts) < 2:
         return None
     old, new = counts

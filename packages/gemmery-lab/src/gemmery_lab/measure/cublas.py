@@ -17,20 +17,10 @@ from typing import Any
 from gemmery import dtypes
 from gemmery.errors import RefusedError
 from gemmery.limits.device_limits import Put, replays
+from gemmery_lab.measure import torch_operands
 from gemmery_lab.measure.record import version
 from gemmery_lab.measure.timing import Rival, Sample, by_name, not_found
-from gemmery_lab.measure.torch_operands import (
-    DeviceOperands,
-    Resident,
-    Sets,
-    Shared,
-    host_time,
-    on_torch,
-    put_by,
-    tensor,
-    tensors,
-    without_torch,
-)
+from gemmery_lab.measure.torch_operands import Resident, Sets, put_by, tensor, tensors
 
 EIGHT_BITS = ("int8", *dtypes.FLOAT8)
 TRIES = 5  # samples of TRIED_SECONDS each to choose the fastest way
@@ -107,12 +97,9 @@ def _place_torch(resident: Resident) -> Placed:
         also = _eight_bit_ways(resident, fast=False) if work.scales == "blocks" else {}
         return _tried({**ways, **also}, resident)
     function = _torch_function(resident)
-    stream, sets = on_torch(resident), tensors(resident)
-    name = f"torch.{function.__name__}"
-    ways = {
-        name: put_by(stream, sets, function),
-        f"{name} by cublasLt": put_by(stream, sets, functools.partial(_by_lt, function)),
-    }
+    stream, sets = torch_operands.on_torch(resident), tensors(resident)
+    name, by_lt = f"torch.{function.__name__}", functools.partial(_by_lt, function)
+    ways = {name: put_by(stream, sets, function), f"{name} by cublasLt": put_by(stream, sets, by_lt)}
     if work.batch == 1 and sets[0][0].element_size() <= LARGEST_BIASED:
         bias = torch.zeros(work.n, dtype=sets[0][2].dtype, device=sets[0][2].device)
         ways["torch.addmm"] = put_by(stream, sets, functools.partial(torch.addmm, bias))
@@ -128,7 +115,7 @@ def _eight_bit_ways(resident: Resident, fast: bool) -> dict[str, Put]:
     """
     import torch
 
-    work, stream, sets = resident.work, on_torch(resident), tensors(resident)
+    work, stream, sets = resident.work, torch_operands.on_torch(resident), tensors(resident)
     if work.dtype == "int8":
         if work.out != "int32" or work.scales:
             raise RefusedError("torch._int_mm multiplies int8 into int32, without factors")
@@ -158,7 +145,7 @@ def grouped_ways(resident: Resident) -> dict[str, Put]:
 
     if resident.work.dtype in EIGHT_BITS or resident.offsets is None:
         raise RefusedError("torch._grouped_mm is timed with bf16 and f16 alone")
-    stream, sets, ends = on_torch(resident), tensors(resident), tensor(resident.offsets)
+    stream, sets, ends = torch_operands.on_torch(resident), tensors(resident), tensor(resident.offsets)
     bounds = [0, *ends.tolist()]
 
     def grouped(a: Any, b: Any, out: Any) -> Any:
@@ -211,7 +198,8 @@ def _by_lt(function: Callable[..., object], a: Any, b: Any, out: Any) -> None:
 
 
 def _torch_calls(resident: Resident) -> Sample:
-    return host_time(on_torch(resident), tensors(resident), _torch_function(resident), resident)
+    stream = torch_operands.on_torch(resident)
+    return torch_operands.host_time(stream, tensors(resident), _torch_function(resident), resident)
 
 
 def _quickest(ways: Mapping[str, Put], resident: Resident) -> Placed:
@@ -231,8 +219,8 @@ def _on_cupy(resident: Resident) -> tuple[AbstractContextManager[Any], Sets]:
     if work.dtype == "bf16" or work.out != work.dtype or work.precision:
         raise RefusedError("CuPy multiplies only f32, f64 and f16 here, each into its own type, and without TF32")
 
-    def arrays(operands: DeviceOperands) -> tuple[Any, ...]:
-        batches = (cupy.asarray(Shared(view)) for view in (operands.a, operands.b, operands.c))
+    def arrays(operands: torch_operands.DeviceOperands) -> tuple[Any, ...]:
+        batches = (cupy.asarray(torch_operands.Shared(view)) for view in (operands.a, operands.b, operands.c))
         return tuple(batch[0] if work.batch == 1 else batch for batch in batches)
 
     with cupy.cuda.Device(ordinal):
@@ -250,11 +238,11 @@ def _place_cupy(resident: Resident) -> Placed:
 def _cupy_calls(resident: Resident) -> Sample:
     import cupy
 
-    return host_time(*_on_cupy(resident), cupy.matmul, resident)
+    return torch_operands.host_time(*_on_cupy(resident), cupy.matmul, resident)
 
 
 RIVALS = (
-    Caller("cublas", without_torch, _runs_torch, _place_torch, _torch_calls),
-    Caller("cublas_full", without_torch, _runs_torch, _place_full, _no_calls),
+    Caller("cublas", torch_operands.without_torch, _runs_torch, _place_torch, _torch_calls),
+    Caller("cublas_full", torch_operands.without_torch, _runs_torch, _place_full, _no_calls),
     Caller("cublas_cupy", functools.partial(not_found, "cupy"), _runs_cupy, _place_cupy, _cupy_calls),
 )

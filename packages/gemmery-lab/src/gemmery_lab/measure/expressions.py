@@ -10,14 +10,13 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from gemmery.errors import RefusedError
 from gemmery_lab.measure.timing import Sample, expression
 from gemmery_lab.measure.work import Work, numpy_dtype
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 class Expressions(NamedTuple):
@@ -44,8 +43,6 @@ def text(work: Work, library: str) -> str:
 
 def operands(work: Work, library: str) -> dict[str, Any]:
     """Return the arrays that the expression of a call names, the same in every process."""
-    import numpy as np
-
     n, rng = work.n, np.random.default_rng(work.seed)
     shapes = {"a": (n, n), "b": (n, n), "c": (n, n), "x": (n,), "y": (n,), "bias": (n,)}
     shapes |= {"p": (4, n, n), "q": (4, n, n), "r": (2, 1, n, n), "s": (3, n, n), "t": (n, 4, n), "u": (2 * n, 2 * n)}
@@ -83,8 +80,6 @@ def error(work: Work, result: Any) -> float:
     the result. NumPy's expression in float64 gives the reference, and of absolute values the size that the bound needs:
     no expression subtracts.
     """
-    import numpy as np
-
     arrays = {name: np.asarray(array, np.float64) for name, array in operands(work, "numpy").items()}
     exact = _evaluated(work, arrays)
     if result.shape != exact.shape:
@@ -98,7 +93,5 @@ def error(work: Work, result: Any) -> float:
 
 
 def _evaluated(work: Work, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Any:
-    import numpy as np
-
     copies = {name: array.copy() for name, array in arrays.items()}
     return np.array(result(work, "numpy", {"np": np, **copies}))

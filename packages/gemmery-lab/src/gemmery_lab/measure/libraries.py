@@ -55,7 +55,7 @@ class RivalProduct:
 
 @dataclass(frozen=True)
 class Library(Rival):
-    """A rival on the CPU, with one set of settings; `runs` is called in its own process."""
+    """A rival on the CPU, with one set of settings; `runs` is read in its own process."""
 
     prepare: Callable[[Work], RivalProduct]  # raises RefusedError for a product it does not support
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -149,10 +149,8 @@ def _prepare_torch(work: Work) -> RivalProduct:
         if (work.dtype, work.out) == ("int8", "int32") and work.batch == 1 and not work.vector:
             function = torch._int_mm
         elif work.dtype in ("f16", "bf16") and work.out == "f32":
-            c, note = (
-                None if c is None else c.astype(a.dtype),
-                f"returns {a.dtype.name}: PyTorch has no wider result on the CPU",
-            )
+            c = None if c is None else c.astype(a.dtype)
+            note = f"returns {a.dtype.name}: PyTorch has no wider result on the CPU"
         else:
             raise RefusedError(f"PyTorch has no product {work.dtype} -> {work.out} on the CPU")
     tensors = [None if x is None else as_tensor(x) for x in (a, b, c)]
@@ -250,13 +248,9 @@ class RivalProcess:
         self._note = ""
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
         start = f"import sys; sys.path[:0] = {SOURCES!r}; from gemmery_lab.measure.libraries import serve"
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", f"{start}; {rival.first}; serve({rival.name!r}, {threads})"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env=environment(rival, threads),
-        )
+        command = [sys.executable, "-c", f"{start}; {rival.first}; serve({rival.name!r}, {threads})"]
+        own, pipe = environment(rival, threads), subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._errors, env=own)
         try:
             self.runs = str(self._reply()["runs"])
         except BaseException:
@@ -334,7 +328,7 @@ def serve(name: str, threads: int) -> None:
         channel.write(json.dumps(reply) + "\n")
         channel.flush()
 
-    answer({"runs": rival.runs()})
+    answer({"runs": rival.runs})
     prepared: RivalProduct | None = None
     for line in sys.stdin:
         message = json.loads(line)

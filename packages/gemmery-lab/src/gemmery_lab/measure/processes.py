@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from gemmery import dtypes
 from gemmery_lab.measure.work import Work, numpy_dtype
 
@@ -26,16 +28,12 @@ def shapes(work: Work) -> list[tuple[int, int, int]]:
     >>> shapes(Work(1024, 1024, 1024, "f32", "f32", batch=2, seed=5))
     [(265, 270, 35), (7, 1, 14)]
     """
-    import numpy as np
-
     sides = 2 ** np.random.default_rng(work.seed).uniform(0, np.log2(work.m), (work.batch, 3))
     return [(int(m), int(n), int(k)) for m, n, k in sides]
 
 
 def pairs(work: Work, convert: Callable[[Any], Any] = lambda array: array) -> Pairs:
     """Return operands of each shape, cut from one matrix; `convert` makes a library's array of NumPy's."""
-    import numpy as np
-
     rng, side = np.random.default_rng(work.seed), work.m
     if dtypes.get(work.dtype).kind in "iu":
         every = rng.integers(-9, 9, (side, side)).astype(numpy_dtype(work.dtype))
@@ -58,11 +56,9 @@ def run_new_shapes(ours: Any, work: dict[str, Any], device: str, rest: float) ->
     if device != "cpu":
         from gemmery_lab.measure.torch_operands import new_shapes
 
-        convert, theirs, wait = new_shapes(work["dtype"], device)
+        convert, theirs, wait = new_shapes(device)
         products = pairs(Work(**work), convert)
     else:
-        import numpy as np
-
         products, theirs, wait = pairs(Work(**work)), np.matmul, lambda: None  # a product on the CPU has its result
     theirs(*products[0])
     wait()
@@ -92,14 +88,8 @@ def one_pass(function: Callable[[Any, Any], object], pairs: Pairs, wait: Callabl
 
 
 COLD_CACHE, WARM_CACHE = "gm.matmul, cold cache", "gm.matmul, warm cache"  # kernels of records
-PIECES = (
-    "import",
-    "plan",
-    "compile",
-    "load",
-    "the rest",
-    "the next call",
-)  # cases of records; all but the last add up to the first product
+# Cases of records; all but the last add up to the first product.
+PIECES = ("import", "plan", "compile", "load", "the rest", "the next call")
 Interval = Sequence[int]  # begin and end
 
 

@@ -102,10 +102,9 @@ def load(path: Path) -> Suite:
     where = str(path)
     top = _read(table, _TOP, where)
     kind, device, rows = top.get("kind", "product"), top.get("device", "cpu"), top.get("product")
-    if device == "cpu" and kind in ON_A_GPU:
-        raise ArgumentError(f'{where}: kind = {kind!r}: only for suites with device = "cuda"')
-    if device == "cuda" and kind in ON_A_CPU:
-        raise ArgumentError(f'{where}: kind = {kind!r}: only for suites with device = "cpu"')
+    for kinds, of in ((ON_A_GPU, "cuda"), (ON_A_CPU, "cpu")):
+        if kind in kinds and device != of:
+            raise ArgumentError(f'{where}: kind = {kind!r}: only for suites with device = "{of}"')
     if kind in ALONE and "rivals" in top:
         raise ArgumentError(f"{where}: rivals: there are no rivals in kind = {kind!r}; leave the key out")
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
@@ -114,7 +113,7 @@ def load(path: Path) -> Suite:
         raise ArgumentError(f'{where}: rest and sustained: only for suites with device = "cuda"')
     works, rungs = list[Work](), dict[str, tuple[str, ...]]()
     readers: dict[str, tuple[Any, Any]] = {"calls": (_CALLS, _calls), "new_shapes": (_NEW_SHAPES, _new_shapes)}
-    keys, of = readers.get(kind, (_PRODUCT, _works))
+    keys, read = readers.get(kind, (_PRODUCT, _works))
     for index, row in enumerate(rows, 1):
         here = f"{where}: product {index}"
         if kind == "emulator" and "rungs" not in row:
@@ -125,7 +124,7 @@ def load(path: Path) -> Suite:
             if key in row and device == "cpu":
                 raise ArgumentError(f'{here}: {key}: only for suites with device = "cuda"')
         product = _read(row, keys, here)
-        works += of(product, here)
+        works += read(product, here)
         if "rungs" in product:
             rungs[_unique(product, rungs, here)] = tuple(product["rungs"])
     defaults = {"about": "", "threads": [1], "rivals": [], "rest": 0.0, "sustained": 0.0}

@@ -218,7 +218,12 @@ class Rival:
 
     name: str
     missing: Callable[[], str]  # "" or why it cannot run here
-    runs: Callable[[], str]  # library, version and kernels
+    describe: Callable[[], str]
+
+    @property
+    def runs(self) -> str:
+        """The library, its version and its kernels."""
+        return self.describe()
 
 
 R = TypeVar("R", bound=Rival)

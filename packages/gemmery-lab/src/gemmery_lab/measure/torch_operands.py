@@ -20,6 +20,7 @@ from gemmery.errors import DeviceError, RefusedError
 from gemmery.limits.device_limits import Put
 from gemmery.problem import Problem
 from gemmery_lab.measure import work as works
+from gemmery_lab.measure.libraries import as_tensor
 from gemmery_lab.measure.timing import Sample, not_found, products
 from gemmery_lab.measure.work import Work
 
@@ -51,9 +52,8 @@ class Resident:
     def __init__(self, work: Work, stream: Stream) -> None:
         device = driver.device(stream.ordinal)
         self.work, self.stream = work, stream
-        self.host = tuple(
-            x if x.ndim == 3 else x[None] for x in works.operands(replace(work, call="out", vector=False))
-        )
+        operands = works.operands(replace(work, call="out", vector=False))
+        self.host = tuple(x if x.ndim == 3 else x[None] for x in operands)
         stored = [_stored(x) for x in self.host]
         sizes = [-(-x.nbytes // ALIGNMENT) * ALIGNMENT for x in stored]
         if work.b_layout == works.OF_A:
@@ -186,15 +186,11 @@ def array(view: View) -> Any:
     return Shared(view) if without_torch() else tensor(view)
 
 
-def new_shapes(dtype: str, device: str) -> tuple[Callable[[Any], Any], Callable[..., object], Callable[[], object]]:
+def new_shapes(device: str) -> tuple[Callable[[Any], Any], Callable[..., object], Callable[[], object]]:
     """Return what makes a tensor on a device of NumPy's array, PyTorch's product, and what waits for a result."""
     import torch
 
-    def convert(array: Any) -> Any:
-        tensor = torch.from_numpy(array.view("int16") if dtype == "bf16" else array)
-        return (tensor.view(torch.bfloat16) if dtype == "bf16" else tensor).to(device)
-
-    return convert, torch.matmul, torch.cuda.synchronize
+    return lambda array: as_tensor(array).to(device), torch.matmul, torch.cuda.synchronize
 
 
 def tensors_in(device: str) -> Callable[[Any], tuple[Any, Callable[[], Any]]]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from gemmery import dtypes
 from gemmery.errors import ArgumentError
 from gemmery.problem import Problem
-
-if TYPE_CHECKING:
-    import numpy as np
 
 BLOCK = 128  # elements of k, and columns of B, that share a factor
 PIECE = 1 << 22  # elements that one thread draws at a time: normal numbers take 16 ns each
@@ -80,8 +79,6 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
     Raises ArgumentError if ml_dtypes is needed and not installed.
     """
-    import numpy as np
-
     row = dtypes.get(name)
     if row.stored == row.numpy:
         return np.dtype(row.numpy)
@@ -98,8 +95,6 @@ def operands(work: Work) -> tuple[Any, Any, Any]:
 
     C is None if the call allocates it.
     """
-    import numpy as np
-
     rng = np.random.default_rng(work.seed)
     batch = (work.batch,) if work.batch > 1 else ()
     a = _matrix(rng, work.dtype, (*batch, work.m, work.k), work.a_layout)
@@ -120,8 +115,6 @@ def offsets(work: Work) -> Any:
     >>> offsets(Work(100, 8, 8, "bf16", "bf16", groups=4)).tolist()[-1]
     100
     """
-    import numpy as np
-
     rng = np.random.default_rng(work.seed)
     shares = rng.exponential(size=work.groups)
     return np.cumsum(rng.multinomial(work.m, shares / shares.sum())).astype(np.int32)
@@ -132,8 +125,6 @@ def factors(work: Work) -> tuple[Any, Any]:
 
     Those of blocks have adjacent rows of A, and adjacent blocks of k of B, as PyTorch needs them.
     """
-    import numpy as np
-
     pieces = -(-work.k // BLOCK)
     shapes = ((1,), (1,)) if work.scales == "one" else ((pieces, work.m), (-(-work.n // BLOCK), pieces))
     rng = np.random.default_rng(work.seed)
@@ -152,8 +143,6 @@ def _matrix(rng: np.random.Generator, dtype: str, shape: tuple[int, ...], layout
 
 def _random(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Any:
     """Return random elements; large arrays are drawn by all cores, each piece from a stream of its own."""
-    import numpy as np
-
     size = math.prod(shape)
     if size <= PIECE:
         return _drawn(rng, dtype, shape)
@@ -169,8 +158,6 @@ def _random(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Any
 
 
 def _drawn(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Any:
-    import numpy as np
-
     kind, to = dtypes.get(dtype).kind, numpy_dtype(dtype)
     if kind in "iu":
         limits = np.iinfo(to)

@@ -7,20 +7,18 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from gemmery.cuda.roofline import Roofline
 from gemmery_emulator.pages import numerals, svg
 from gemmery_lab.experiments import Axis, Experiment
 from gemmery_lab.measure.record import MachineRecord, Measurement
 from gemmery_lab.report import words
 from gemmery_lab.report.tables import along, marks, side
 from gemmery_lab.report.words import is_square
-
-if TYPE_CHECKING:
-    from gemmery.cuda.roofline import Roofline
 
 LABEL = 15  # height of one line of labels
 REASON = 36  # characters per line of a reason
@@ -35,6 +33,11 @@ class Curve(NamedTuple):
     color: str
     dashes: str
     points: Sequence[tuple[float | None, float]]
+
+
+def plotted(on: Axes, name: str, title: str, caption: str, label: str) -> svg.Plot:
+    """Return what stands on the axes as a figure; `label` says what it shows to who cannot see it."""
+    return svg.Plot(name, title, caption, svg.render(on, name, label))
 
 
 CurveEnd = tuple[str, tuple[float, float], str]  # the name, place and color of the end of a line
@@ -56,9 +59,9 @@ def curves(measurements: Sequence[Measurement], machine: MachineRecord) -> svg.P
         on.set_ylim(top=1.5 * max([*peaks.values(), *(words.reached(m) for m in ran)]))
         marked = _caches(on, machine, ran[0].dtype)
         on.set(xlabel="n", ylabel=words.rate(ran[0]))
-        drawing = svg.render(on, "curves", f"{words.rate(ran[0])} against n for every kernel")
-    caption = words.NOTES["rates"] + words.NOTES["rates_in_caches"] * marked
-    return svg.Plot("curves", "Speed against size", caption, drawing)
+        caption = words.NOTES["rates"] + words.NOTES["rates_in_caches"] * marked
+        label = f"{words.rate(ran[0])} against n for every kernel"
+        return plotted(on, "curves", "Speed against size", caption, label)
 
 
 def seconds(measurements: Sequence[Measurement]) -> svg.Plot | None:
@@ -70,9 +73,7 @@ def seconds(measurements: Sequence[Measurement]) -> svg.Plot | None:
         _kernels(on, ran, lambda m: m.seconds, colors(measurements))
         on.yaxis.set_major_formatter(DURATION)
         on.set(xlabel="n", ylabel="time of one product")
-        drawing = svg.render(on, "seconds", "time against n for every kernel")
-    caption = words.NOTES["times"]
-    return svg.Plot("seconds", "Time against size", caption, drawing)
+        return plotted(on, "seconds", "Time against size", words.NOTES["times"], "time against n for every kernel")
 
 
 def vectors(case: str, measurements: Sequence[Measurement]) -> svg.Plot | None:
@@ -83,9 +84,9 @@ def vectors(case: str, measurements: Sequence[Measurement]) -> svg.Plot | None:
     with svg.axes(520) as on:
         _kernels(on, ran, lambda m: m.seconds * 1e6, colors(measurements))
         on.set(xlabel=f"n: results of a sum of {ran[0].k} products", ylabel="µs")
+        caption = "Time of one product; both axes are logarithmic. All kernels took turns at each n."
         drawing = svg.render(on, f"vectors-{case}", f"time against n for every kernel of {case}")
-    caption = "Time of one product; both axes are logarithmic. All kernels took turns at each n."
-    return svg.Plot(f"vectors-{re.sub(r'[^a-z0-9]+', '-', case.lower())}", case, caption, drawing)
+        return svg.Plot(f"vectors-{re.sub(r'[^a-z0-9]+', '-', case.lower())}", case, caption, drawing)
 
 
 def blocks(measurements: Sequence[Measurement], machine: MachineRecord) -> svg.Plot | None:
@@ -112,9 +113,9 @@ def blocks(measurements: Sequence[Measurement], machine: MachineRecord) -> svg.P
         on.xaxis.set_minor_locator(NullLocator())
         on.grid(False, axis="x")
         on.set(xlabel="side of a block", ylabel="ms")
-        drawing = svg.render(on, "blocks", "time against the side of a block")
-    caption = words.NOTES["blocks"] + words.NOTES["blocks_in_caches"] * marked
-    return svg.Plot("blocks", f"Block side at {words.shape(best)}, {words.types(best)}", caption, drawing)
+        caption = words.NOTES["blocks"] + words.NOTES["blocks_in_caches"] * marked
+        title = f"Block side at {words.shape(best)}, {words.types(best)}"
+        return plotted(on, "blocks", title, caption, "time against the side of a block")
 
 
 def sweep_plot(measurements: Sequence[Measurement], machine: MachineRecord, experiment: Experiment) -> svg.Plot | None:
@@ -125,10 +126,8 @@ def sweep_plot(measurements: Sequence[Measurement], machine: MachineRecord, expe
         return None
     variants = along(measurements, axis)
     shades = dict(zip(variants, _shades(same[0].kernel for same in variants.values()), strict=True))
-    lines = [
-        Curve(name, shades[name], _dashes(same[0].kernel), [(axis.of(m), m.seconds) for m in same if m.seconds])
-        for name, same in variants.items()
-    ]
+    points = {name: [(axis.of(m), m.seconds) for m in same if m.seconds] for name, same in variants.items()}
+    lines = [Curve(name, shades[name], _dashes(same[0].kernel), points[name]) for name, same in variants.items()]
     with svg.axes(460) as on:
         svg.logarithmic(on, DURATION)
         on.set_xlim(values[0] / 1.15, values[-1] * (values[-1] / values[0]) ** 0.42)
@@ -140,10 +139,9 @@ def sweep_plot(measurements: Sequence[Measurement], machine: MachineRecord, expe
         _name(on, _draw(on, lines), 11)
         _mark(on, marks(measurements, axis, machine), 0, (-5, 6), ha="right", va="bottom", bbox=svg.HALO)
         _refusals(on, variants, axis, shades)
-        drawing = svg.render(on, experiment.suite, f"time against {axis.label}")
-    caption = words.NOTES["sweep"]
-    shape = "" if axis.side else f"{words.shape(ran[0])}, "
-    return svg.Plot(experiment.suite, f"{experiment.title}, {shape}{words.types(ran[0])}", caption, drawing)
+        shape = "" if axis.side else f"{words.shape(ran[0])}, "
+        title = f"{experiment.title}, {shape}{words.types(ran[0])}"
+        return plotted(on, experiment.suite, title, words.NOTES["sweep"], f"time against {axis.label}")
 
 
 def roofline(measurements: Sequence[Measurement], suite: str, labeled: bool) -> svg.Plot | None:
@@ -168,12 +166,10 @@ def roofline(measurements: Sequence[Measurement], suite: str, labeled: bool) -> 
             slopes(on, peak, bandwidth, scale, place if len(roofs) > 1 else "", peak < highest, alike)
         last = {(m.kernel, m.threads): m for m in sorted(ran, key=lambda m: m.flops)}  # the largest that each ran
         _points(on, ran, list(last.values()) if labeled else [], colors(measurements))
+        above = any(words.reached(m) > 1.1 * scale * m.bandwidth_gbs * m.flops / m.bytes for m in ran)
+        cached = " Matrices of a kernel above the slope stay in a cache, which is faster than memory." * above
         label = "rate against arithmetic intensity under the roofs of this machine"
-        drawing = svg.render(on, f"roofline-{suite}", label)
-    caption = words.NOTES["rooflines"]
-    above = [m for m in ran if m.seconds and words.reached(m) > 1.1 * scale * m.bandwidth_gbs * m.flops / m.bytes]
-    caption += " Matrices of a kernel above the slope stay in a cache, which is faster than memory." if above else ""
-    return svg.Plot(f"roofline-{suite}", "Roofline", caption, drawing)
+        return plotted(on, f"roofline-{suite}", "Roofline", words.NOTES["rooflines"] + cached, label)
 
 
 def roofline_plot(rung: str, device: str, loads: Roofline, once: Roofline) -> svg.Plot | None:
@@ -196,9 +192,8 @@ def roofline_plot(rung: str, device: str, loads: Roofline, once: Roofline) -> sv
             away, align = (-8, "right") if x > (left * right) ** 0.5 else (8, "left")
             svg.annotate(on, name, (x, y), (away, -16), ha=align, color=color, zorder=6)
         on.set(xlabel="operations a byte", ylabel="GFLOP/s")
-        drawing = svg.render(on, "roofline", f"the roofline of {rung} on {device}")
-    caption = words.NOTES["one_roofline"]
-    return svg.Plot("roofline", "Roofline", caption, drawing)
+        label = f"the roofline of {rung} on {device}"
+        return plotted(on, "roofline", "Roofline", words.NOTES["one_roofline"], label)
 
 
 def slopes(

@@ -4,46 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from textwrap import wrap
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gemmery.cuda import nvrtc
 from gemmery.ladder.exhibits import EmulatedExhibit, Exhibit
-from gemmery.problem import Config
 from gemmery_emulator.pages import numerals
+from gemmery_emulator.pages.writing import render
 from gemmery_lab.measure.record import Measurement, Run
 from gemmery_lab.report import words
 from gemmery_lab.report.sheet import Cell, Columns, Sheet, ratio, tabulate
 from gemmery_lab.report.terminal import Growing, laid_out
 from gemmery_lab.report.words import banner, weighed
 
-Predicted = Sequence[tuple[Config, Mapping[str, int]]]  # each config with its counts
 TITLE = "Each config"
 RULES = "The counts are those of one launch, predicted by the rules of the hardware."
 
 
-def _measured(exhibit: Exhibit, predicted: Predicted, run: Run) -> Sheet:
+def _measured(exhibit: Exhibit, run: Run) -> Sheet:
     """Return the values of a config, its time, its ratio to the parent, and the predicted counts."""
-    rows = [(config, m, counts) for config, counts in predicted for m in run.measurements if m.config == dict(config)]
-    parent = exhibit.parent or ""
-    columns: Columns[tuple[Config, Measurement, Mapping[str, int]]] = [
-        *((key, lambda row, key=key: str(row[0][key])) for key in exhibit.default),
-        ("time", lambda row: numerals.duration(row[1].seconds) if row[1].seconds else "refused"),
-        *([(f"× {parent}", lambda row: ratio(row[1], parent))] if parent else []),
-        *((_plain(name), lambda row, name=name: f"{row[2][name]:,}") for name in predicted[0][1]),
+    show, parent = exhibit.show, exhibit.parent or ""
+    rows = [(m, show.counts(show.n, m.config)) for m in run.measurements]
+    columns: Columns[tuple[Measurement, Mapping[str, int]]] = [
+        *((key, lambda row, key=key: str(row[0].config[key])) for key in exhibit.default),
+        ("time", lambda row: numerals.duration(row[0].seconds) if row[0].seconds else "refused"),
+        *([(f"× {parent}", lambda row: ratio(row[0], parent))] if parent else []),
+        *((_plain(name), lambda row, name=name: f"{row[1][name]:,}") for name in show.counts(show.n, exhibit.default)),
     ]
     return tabulate(TITLE, columns, rows, _faults(run.measurements))
 
 
 def _faults(measurements: Sequence[Measurement]) -> list[str]:
     """Return a note for each config that was refused, or whose result is wrong."""
-    return [
-        f"{m.config}: {m.refused or 'an element of the result is wrong'}"
-        for m in measurements
-        if m.refused or not words.passed(m)
-    ]
+    faulty = (m for m in measurements if m.refused or not words.passed(m))
+    return [f"{m.config}: {m.refused or 'an element of the result is wrong'}" for m in faulty]
 
 
 def _emulated(emulated: Sequence[EmulatedExhibit], rules: str, emulator: str) -> Sheet:
@@ -83,31 +81,28 @@ def list_exhibits(exhibits: Sequence[Exhibit], console: Console) -> None:
     console.print(table)
 
 
-def show_exhibit(exhibit: Exhibit, source: str, predicted: Predicted, run: Run, console: Console) -> None:
+def show_exhibit(exhibit: Exhibit, run: Run, console: Console) -> None:
     """Print an exhibit: idea, lesson and kernel, then the predicted counts and the measured times."""
     warning = [Text(text, style="bold red") for text in filter(None, [banner(run)])]
     rules = Text("Counts are those that the rules of the hardware predict for one launch.", style="dim")
     lines = [*warning, rules, *map(Text, _faults(run.measurements))]
-    _show(exhibit, source, _measured(exhibit, predicted, weighed(run)), lines, console)
+    _show(exhibit, _measured(exhibit, weighed(run)), lines, console)
 
 
-def show_emulated_exhibit(exhibit: Exhibit, source: str, emulated: Sequence[EmulatedExhibit], console: Console) -> None:
+def show_emulated_exhibit(exhibit: Exhibit, emulated: Sequence[EmulatedExhibit], console: Console) -> None:
     """Print an exhibit without a GPU: the counts that the rules predict next to those of the emulator."""
     rules = "rules: the counts that the rules of the hardware predict for one launch"
-    lines = (
-        f"{rules} on {emulated[0].n:,} elements",
-        f"emulator: the counts of the kernel's PTX for {emulated[0].arch}; every result was checked",
-    )
-    dim = [Text(line, style="dim") for line in lines]
-    _show(exhibit, source, _emulated(emulated, "rules", "emulator"), dim, console)
+    counted = f"emulator: the counts of the kernel's PTX for {emulated[0].arch}; every result was checked"
+    lines = [Text(line, style="dim") for line in (f"{rules} on {emulated[0].n:,} elements", counted)]
+    _show(exhibit, _emulated(emulated, "rules", "emulator"), lines, console)
 
 
-def _show(exhibit: Exhibit, source: str, sheet: Sheet, lines: Sequence[Text], console: Console) -> None:
+def _show(exhibit: Exhibit, sheet: Sheet, lines: Sequence[Text], console: Console) -> None:
     """Print an exhibit, a sheet without its title and notes, and what is to be known of it."""
     console.print(Text.assemble((exhibit.name, "bold"), (f": {exhibit.idea}", "dim")))
     console.print(Text(exhibit.lesson))
     console.print()
-    console.print(Text("\n".join(folded(source, console.width)), style="dim"))
+    console.print(Text("\n".join(folded(_source(exhibit), console.width)), style="dim"))
     console.print()
     for part in (*laid_out(replace(sheet, title="", notes=()), console.width), *lines):
         console.print(part)
@@ -125,23 +120,25 @@ def folded(source: str, width: int) -> Iterator[str]:
         yield from wrap(line, width, subsequent_indent=below, break_on_hyphens=False) or [""]
 
 
-def exhibit_page(exhibit: Exhibit, source: str, predicted: Predicted, run: Run) -> str:
+def exhibit_page(exhibit: Exhibit, run: Run) -> str:
     """Return the page of an exhibit that was measured on a GPU."""
-    sheet = _measured(exhibit, predicted, weighed(run))
+    sheet = _measured(exhibit, weighed(run))
     where = " · ".join([*words.processor(run.machine), words.when(run)])
-    return _page(exhibit, source, where, replace(sheet, notes=(RULES, *sheet.notes)), banner(run))
+    return _page(exhibit, where, replace(sheet, notes=(RULES, *sheet.notes)), banner(run))
 
 
-def emulated_exhibit_page(exhibit: Exhibit, source: str, emulated: Sequence[EmulatedExhibit]) -> str:
+def emulated_exhibit_page(exhibit: Exhibit, emulated: Sequence[EmulatedExhibit]) -> str:
     """Return the page of an exhibit that was counted on the emulator."""
     sheet, first = _emulated(emulated, "predicted", "counted"), emulated[0]
     note = f"{RULES} The emulator counted them in the kernel's PTX for {first.arch}, and checked every result."
     where = f"Emulated, {first.arch}, {first.n:,} elements"
-    return _page(exhibit, source, where, replace(sheet, notes=(note,)))
+    return _page(exhibit, where, replace(sheet, notes=(note,)))
 
 
-def _page(exhibit: Exhibit, source: str, where: str, sheet: Sheet, warning: str = "") -> str:
-    from gemmery_emulator.pages.writing import render
-
-    values = {"exhibit": exhibit, "where": where, "warning": warning, "sheet": sheet, "source": source}
+def _page(exhibit: Exhibit, where: str, sheet: Sheet, warning: str = "") -> str:
+    values = {"exhibit": exhibit, "where": where, "warning": warning, "sheet": sheet, "source": _source(exhibit)}
     return render("exhibit.html", __package__, title=f"Exhibit {exhibit.name}", **values)
+
+
+def _source(exhibit: Exhibit) -> str:
+    return nvrtc.text(Path(exhibit.source).name)

@@ -17,11 +17,11 @@ from gemmery_emulator.pages import numerals, svg, writing
 from gemmery_emulator.pages.pictures import pictures
 from gemmery_lab.measure.record import Measurement, Run
 from gemmery_lab.report import emulated_tables, words
-from gemmery_lab.report.curves import blocks, curves, roofline, seconds, sweep_plot, vectors
+from gemmery_lab.report.curves import blocks, curves, plotted, roofline, seconds, sweep_plot, vectors
 from gemmery_lab.report.emulated_tables import by_size
 from gemmery_lab.report.ladder_steps import place, steps
 from gemmery_lab.report.suite_tables import OWN, product, tournaments
-from gemmery_lab.report.tables import Records, Results, results, tabulated, tree
+from gemmery_lab.report.tables import Records, results, sheets, tree
 from gemmery_lab.report.words import Group, doubts, fullest, gain, gains, label, largest, over_fastest, rival, speedup
 from gemmery_lab.rung_counts import EmulatedLadder, EmulatedRung
 
@@ -34,12 +34,8 @@ def figures(run: Run, rungs: Sequence[Rung] = ()) -> tuple[svg.Plot, ...]:
     >>> [plot.name for plot in figures(run, CPU)]  # doctest: +SKIP
     ['ladder', 'curves', 'roofline']
     """
-    return drawn(results(run, rungs))
-
-
-def drawn(run: Results) -> tuple[svg.Plot, ...]:
-    """Return the figures of a run that has been grouped."""
-    tried = (replace(of, measurements=tuple(m for m in of.measurements if m.seconds or m.refused)) for of in run.parts)
+    parts = results(run, rungs).parts
+    tried = (replace(of, measurements=tuple(m for m in of.measurements if m.seconds or m.refused)) for of in parts)
     plots = (plot for of in tried for kind in of.experiment.figures for plot in DRAWINGS[kind](of))
     return tuple(plot for plot in plots if plot is not None)
 
@@ -168,9 +164,8 @@ def standing(suite: str, measurements: Sequence[Measurement]) -> svg.Plot | None
         on.xaxis.set_minor_formatter(NullFormatter())
         svg.legend(on)
         on.set_xlabel("times faster than the rival")
-        drawing = svg.render(on, f"standing-{suite}", "speed-up over each rival on every problem")
-    caption = words.NOTES["speedups"]
-    return svg.Plot(f"standing-{suite}", suite.replace("_", " "), caption, drawing)
+        label = "speed-up over each rival on every problem"
+        return plotted(on, f"standing-{suite}", suite.replace("_", " "), words.NOTES["speedups"], label)
 
 
 def page(run: Run, rungs: Sequence[Rung] = ()) -> str:
@@ -190,11 +185,11 @@ def page(run: Run, rungs: Sequence[Rung] = ()) -> str:
         numerals=numerals,
         fastest=fastest,
         tiles=_tiles(fastest) if fastest and not doubts(run) else (),
-        plots=drawn(of),
+        plots=figures(run, rungs),
         branches=tree(climbed) if len(climbed) > 1 else (),
         gains={rung.name: f"{over[rung.name]} {rung.parent}" for rung in climbed if over.get(rung.name)},
         gains_at=words.shape(fullest(problems).first) if problems else "",
-        sheets=tabulated(of),
+        sheets=sheets(run, rungs),
         lessons=[(rung, _measured(rung, problems), pseudocode(rung.source, rung.name)) for rung in climbed],
     )
 
@@ -225,9 +220,8 @@ def _measured(rung: Rung, problems: Sequence[Group]) -> str:
         results = [f"{numerals.duration(m.seconds)} at {words.shape(m)}" for _, m in own if m.seconds]
     configs = {f"{key} {value}" for _, m in own for key, value in rung.explicit(m.config).items()}
     against = f"Against {rung.parent}: " if rung.parent else ""
-    return (f"{against}{', '.join(results)}." if results else "") + (
-        f" With {', '.join(sorted(configs))}." if configs else ""
-    )
+    reached = f"{against}{', '.join(results)}." if results else ""
+    return reached + (f" With {', '.join(sorted(configs))}." if configs else "")
 
 
 ROW = 26  # height of a rung
@@ -296,11 +290,10 @@ def predicted_bars(ladder: EmulatedLadder) -> svg.Plot | None:
         on.grid(False, axis="y")
         svg.name_rows(on, range(len(rows)), [f"{row.rung}, {row.dtype}" for row in rows])
         on.set_xlabel("TFLOP/s, logarithmic")
-        drawing = svg.render(on, "predicted", f"predicted TFLOP/s of every rung at n = {n} on {name}")
-    caption = "Longer is faster; a pale bar is slower than its parent. No time was measured here."
-    if any(row.measured for row in rows):
-        caption += f" The dots are stored measurements on {name}."
-    return svg.Plot("predicted", f"The ladder at n = {n}, predicted for {name}", caption, drawing)
+        caption = "Longer is faster; a pale bar is slower than its parent. No time was measured here."
+        caption += f" The dots are stored measurements on {name}." * any(row.measured for row in rows)
+        label = f"predicted TFLOP/s of every rung at n = {n} on {name}"
+        return plotted(on, "predicted", f"The ladder at n = {n}, predicted for {name}", caption, label)
 
 
 def roofs(ladder: EmulatedLadder) -> tuple[svg.Plot, ...]:
@@ -333,6 +326,5 @@ def _roofs(size: int, rungs: list[EmulatedRung]) -> svg.Plot:
         on.xaxis.set_minor_formatter(NullFormatter())
         svg.legend(on)
         on.set_xlabel("µs")
-        drawing = svg.render(on, f"roofs-{size}", f"the four roofs of every rung at n = {size}")
-    caption = words.NOTES["four_roofs"]
-    return svg.Plot(f"roofs-{size}", f"The roofs of every rung, n = {size}", caption, drawing)
+        title, label = f"The roofs of every rung, n = {size}", f"the four roofs of every rung at n = {size}"
+        return plotted(on, f"roofs-{size}", title, words.NOTES["four_roofs"], label)

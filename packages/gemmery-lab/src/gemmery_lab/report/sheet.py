@@ -48,23 +48,20 @@ class Sheet:
         return (0, 1) if self.aside else (0,)
 
 
-Columns = Sequence[tuple[str, Callable[[RowType], Cell | str]]]  # headings, and the cell of a row
+Column = tuple[str, Callable[[RowType], Cell | str]]  # a heading, and the cell of a row
+Columns = Sequence[Column[RowType]]
 
 
 def tabulate(
     title: str, columns: Columns[RowType], rows: Iterable[RowType], notes: Iterable[str] = (), aside: bool = False
 ) -> Sheet:
     """Return a sheet with a row of cells for each of `rows`; each note that is not empty once."""
-    return Sheet(
-        title,
-        tuple(head for head, _ in columns),
-        tuple(tuple(Cell(cell) if isinstance(cell := of(row), str) else cell for _, of in columns) for row in rows),
-        tuple(filter(None, dict.fromkeys(notes))),
-        aside,
-    )
+    head = tuple(heading for heading, _ in columns)
+    cells = tuple(tuple(Cell(cell) if isinstance(cell := of(row), str) else cell for _, of in columns) for row in rows)
+    return Sheet(title, head, cells, tuple(filter(None, dict.fromkeys(notes))), aside)
 
 
-def measured(columns: Columns[Measurement], absent: str = "not run") -> Columns[Measurement]:
+def measured(*columns: Column[Measurement], absent: str = "not run") -> Columns[Measurement]:
     """Return columns that are blank for what did not run, the first of which says so."""
 
     def unless_refused(of: Callable[[Measurement], Cell | str], instead: Cell) -> Callable[[Measurement], Cell | str]:

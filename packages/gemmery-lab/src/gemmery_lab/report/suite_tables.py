@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -9,22 +10,8 @@ from functools import partial
 from gemmery_emulator.pages import numerals
 from gemmery_lab.measure.processes import CASES, COMPARED, FIRST, PIECES, REST, WORST
 from gemmery_lab.measure.record import Measurement, Run
-from gemmery_lab.report import words
-from gemmery_lab.report.sheet import (
-    Cell,
-    Columns,
-    Sheet,
-    bandwidth,
-    kernels,
-    limits,
-    measured,
-    not_run,
-    pivoted,
-    rate,
-    ratio,
-    share,
-    tabulate,
-)
+from gemmery_lab.report import sheet, words
+from gemmery_lab.report.sheet import Cell, Columns, Sheet, tabulate
 
 OWN = "gm.matmul"  # the name of gemmery's product in records of suites, also in "gm.matmul, cold cache"
 STATES = "nothing compiled", "kernels cached", "kernels cached, after the first product", "all shapes met before"
@@ -54,7 +41,7 @@ def _tournament(case: str, measurements: Sequence[Measurement]) -> Sheet:
     took_part = {m.kernel for m in measurements if m.seconds}
     absent = [m for m in measurements if m.kernel in words.RIVALS and m.kernel not in took_part]
     measurements = [m for m in measurements if m not in absent]
-    problems = pivoted(measurements, lambda m: f"{words.shape(m)}, {words.types(m)}")
+    problems = sheet.pivoted(measurements, lambda m: f"{words.shape(m)}, {words.types(m)}")
     vectors = all(1 in (m.m, m.n) for m in measurements)
     short = all(m.seconds < 1e-4 and m.batch == 1 and (vectors or not m.unit) for m in measurements)
 
@@ -64,18 +51,14 @@ def _tournament(case: str, measurements: Sequence[Measurement]) -> Sheet:
 
     columns: Columns[tuple[str, Mapping[str, Measurement]]] = [
         ("product", lambda row: row[0]),
-        *kernels(problems, _duration if short else rate),
+        *sheet.kernels(problems, _duration if short else sheet.rate),
         *([] if short else [("peak", peak)]),
     ]
-    notes = [
-        f"{words.kernel(m.kernel)} did not run {problem}: {m.refused}"
-        for problem, by_kernel in problems.items()
-        for m in by_kernel.values()
-        if m.refused
-    ]
+    refused = ((problem, m) for problem, own in problems.items() for m in own.values() if m.refused)
+    notes = [f"{words.kernel(m.kernel)} did not run {problem}: {m.refused}" for problem, m in refused]
     unit = "time of a call" if short else words.rate(measurements[0])
     title = f"{case}: {unit}{_on_threads(measurements)}"
-    return tabulate(title, columns, problems.items(), [*notes, *not_run(absent)])
+    return tabulate(title, columns, problems.items(), [*notes, *sheet.not_run(absent)])
 
 
 def is_own(measurement: Measurement) -> bool:
@@ -90,7 +73,7 @@ def _compared(heading: str, measurements: Sequence[Measurement]) -> Sheet:
     timed_only = called or all(m.kernel != OWN for m in own)  # neither calls nor first calls have a rate
     units = {words.rate(m) for m in own}
     unit = units.pop() if len(units) == 1 else "Gop/s"
-    rates: Columns[Measurement] = [(unit, rate), ("% of peak", share), ("GB/s", bandwidth)]
+    rates: Columns[Measurement] = [(unit, sheet.rate), ("% of peak", sheet.share), ("GB/s", sheet.bandwidth)]
     power: Columns[Measurement] = [
         ("W", lambda m: f"{m.power_w:.0f}" if m.power_w else ""),
         ("J", lambda m: numerals.digits(m.joules) if m.joules else ""),
@@ -106,17 +89,15 @@ def _compared(heading: str, measurements: Sequence[Measurement]) -> Sheet:
     columns: Columns[Measurement] = [
         ("product", product),
         ("call" if called else "rung", lambda m: Cell("" if m.refused else m.note, tone="" if m.refused else "faint")),
-        *measured(
-            [
-                ("time", lambda m: numerals.duration(m.seconds)),
-                *([] if timed_only else rates),
-                *(power if any(m.power_w for m in own) else []),
-                *((f"× {words.versioned(name, measurements)}", partial(over, rival=name)) for name in rivals),
-            ]
+        *sheet.measured(
+            ("time", lambda m: numerals.duration(m.seconds)),
+            *([] if timed_only else rates),
+            *(power if any(m.power_w for m in own) else []),
+            *((f"× {words.versioned(name, measurements)}", partial(over, rival=name)) for name in rivals),
         ),
     ]
-    refused = not_run(measurements, lambda m: product(m) if is_own(m) else words.kernel(m.kernel))
-    notes = [limits(own), *_means(own), *refused]
+    refused = sheet.not_run(measurements, lambda m: product(m) if is_own(m) else words.kernel(m.kernel))
+    notes = [sheet.limits(own), *_means(own), *refused]
     return tabulate(f"{heading}{_on_threads(measurements)}", columns, own, notes, aside=True)
 
 
@@ -155,7 +136,7 @@ def standing(ratio: float | None, spread: float) -> str:
 def by_case(heading: str, measurements: Sequence[Measurement]) -> list[Sheet]:
     """Return a row for each kernel, and product if there are several; a column for each way to prepare or run it."""
     ran = [m for m in measurements if m.seconds]
-    by_product = pivoted(ran, lambda m: (m.kernel, m.m, m.n, m.k, m.dtype), lambda m: m.case)
+    by_product = sheet.pivoted(ran, lambda m: (m.kernel, m.m, m.n, m.k, m.dtype), lambda m: m.case)
     rows = [(next(iter(cases.values())), cases) for cases in by_product.values()]
     of_one = len({(m.kernel, m.dtype) for m, _ in rows}) == len(rows)  # product
     ways = dict.fromkeys(m.case for m in ran)
@@ -178,24 +159,21 @@ def first_products(heading: str, measurements: Sequence[Measurement]) -> list[Sh
     """
     if not any(m.case in PIECES for m in measurements):
         return products(heading, measurements)
-    by_key = {(m.kernel, m.m, m.n, m.k, m.dtype, m.threads, m.case): m for m in measurements}
-
-    def piece(m: Measurement, name: str) -> str:
-        return _duration(by_key.get((m.kernel, m.m, m.n, m.k, m.dtype, m.threads, name)))
-
+    key = operator.attrgetter("kernel", "m", "n", "k", "dtype", "threads")
+    pieces = sheet.pivoted(measurements, key, lambda m: m.case)
     columns = [
         ("product", lambda m: f"{words.shape(m)}, {words.types(m)}, {words.kernel(m.kernel)}"),
         ("first product", _duration),
-        *((name, lambda m, name=name: piece(m, name)) for name in PIECES),
+        *((name, lambda m, name=name: _duration(pieces[key(m)].get(name))) for name in PIECES),
         *_ratios(rival for m in measurements for rival in m.versus),
     ]
     rows = [m for m in measurements if not m.case and m.seconds]
     title = f"{heading}, {words.cores(measurements[0].threads)}"
-    return [tabulate(title, columns, rows, not_run(measurements))]
+    return [tabulate(title, columns, rows, sheet.not_run(measurements))]
 
 
 def _ratios(rivals: Iterable[str]) -> list[tuple[str, Callable[[Measurement], str]]]:
-    return [(f"× {words.kernel(rival)}", partial(ratio, rival=rival)) for rival in dict.fromkeys(rivals)]
+    return [(f"× {words.kernel(rival)}", partial(sheet.ratio, rival=rival)) for rival in dict.fromkeys(rivals)]
 
 
 def new_shapes(heading: str, measurements: Sequence[Measurement]) -> list[Sheet]:
@@ -216,7 +194,7 @@ def new_shapes(heading: str, measurements: Sequence[Measurement]) -> list[Sheet]
         *((f"{head}, {REST}", lambda m, of=of: of(part(m, f"{m.case}, {REST}") or m)) for head, of in _ratios(rivals)),
     ]
     title = f"{heading}: {measurements[0].batch} products with sides up to {measurements[0].m}"
-    return [tabulate(title, columns, [m for m in measurements if m.case in CASES], not_run(measurements))]
+    return [tabulate(title, columns, [m for m in measurements if m.case in CASES], sheet.not_run(measurements))]
 
 
 def _over_fastest(measurement: Measurement) -> tuple[float, float] | None:
@@ -270,23 +248,19 @@ def tokens(heading: str, measurements: Sequence[Measurement]) -> Sheet:
 
     In brackets is the ratio to PyTorch's layers in the same rounds.
     """
-    by_case, last = pivoted(measurements, lambda m: m.case), {m.kernel: m for m in measurements}
+    by_case, last = sheet.pivoted(measurements, lambda m: m.case), {m.kernel: m for m in measurements}
 
     def rate(m: Measurement) -> str:
         """Tokens a second, and the ratio to PyTorch's layers."""
-        over = ratio(m, RIVAL)
+        over = sheet.ratio(m, RIVAL)
         return numerals.digits(m.m / m.seconds) + (f" ({over})" if over else "")
 
     columns: Columns[tuple[str, Mapping[str, Measurement]]] = [
         ("tokens a second", lambda row: row[0]),
-        *kernels(by_case, rate),
+        *sheet.kernels(by_case, rate),
     ]
-    notes = [
-        ", ".join(f"{name} {value:,}" for name, value in measurements[0].config.items()),
-        *(
-            f"{words.kernel(m.kernel)}: {numerals.amount(m.bytes, 'B')} in linear layers; {m.note}"
-            for m in last.values()
-        ),
-        *not_run(measurements),
-    ]
+    config = ", ".join(f"{name} {value:,}" for name, value in measurements[0].config.items())
+    sizes = ((words.kernel(m.kernel), numerals.amount(m.bytes, "B"), m.note) for m in last.values())
+    layers = [f"{name}: {size} in linear layers; {note}" for name, size, note in sizes]
+    notes = [config, *layers, *sheet.not_run(measurements)]
     return tabulate(f"{heading}, {words.types(measurements[0])}", columns, by_case.items(), notes)

@@ -15,25 +15,8 @@ from gemmery_lab import experiments
 from gemmery_lab.experiments import ANY_SUITE, LADDER, Axis, Experiment
 from gemmery_lab.measure.processes import CASES, PIECES
 from gemmery_lab.measure.record import MachineRecord, Measurement, Run
-from gemmery_lab.report import suite_tables, words
-from gemmery_lab.report.sheet import (
-    Cell,
-    Columns,
-    Sheet,
-    bandwidth,
-    entry,
-    error,
-    kernels,
-    least,
-    limits,
-    measured,
-    not_run,
-    pivoted,
-    rate,
-    ratio,
-    share,
-    tabulate,
-)
+from gemmery_lab.report import sheet, suite_tables, words
+from gemmery_lab.report.sheet import Cell, Columns, Sheet, tabulate
 from gemmery_lab.report.words import Group, gain, groups, is_square, label, rival, weighed
 
 IDEA = "what it changed"
@@ -55,27 +38,24 @@ def square(group: Group, rungs: Sequence[Rung], machine: MachineRecord) -> Sheet
     columns = [
         ("rung", name),
         (IDEA, idea),
-        *measured(
-            [
-                (unit, _time(scale)),
-                (words.rate(group.first), rate),
-                ("% of peak", share),
-                ("× parent", lambda m: gain(m, parents.get(m.kernel), group)),
-                (f"× {words.versioned(against, group.rivals)}", lambda m: gain(m, against, group)),
-                ("error/bound", error),
-            ]
+        *sheet.measured(
+            (unit, _time(scale)),
+            (words.rate(group.first), sheet.rate),
+            ("% of peak", sheet.share),
+            ("× parent", lambda m: gain(m, parents.get(m.kernel), group)),
+            (f"× {words.versioned(against, group.rivals)}", lambda m: gain(m, against, group)),
+            ("error/bound", sheet.error),
         ),
     ]
-    notes = [limits(group.every)]
+    notes = [sheet.limits(group.every)]
     for m in group.every:
         if m.refused:
             notes.append(f"{label(m, group)} did not run: {m.refused}")
         elif m.note and m.kernel in by_name:
             notes.append(f"{label(m, group)}: {m.note}")
     ran, dtype = {m.kernel for m in group.rungs}, group.first.dtype
-    others = [
-        f"{rung.name} ({', '.join(rung.dtypes)})" for rung in rungs if rung.name not in ran and dtype not in rung.dtypes
-    ]
+    absent = (rung for rung in rungs if rung.name not in ran and dtype not in rung.dtypes)
+    others = [f"{rung.name} ({', '.join(rung.dtypes)})" for rung in absent]
     notes += [f"not for {dtype}: {', '.join(others)}"] if others else []
     title = f"{words.shape(group.first)}, {words.types(group.first)}"
     return tabulate(title, columns, group.every, notes, aside=True)
@@ -93,20 +73,18 @@ def other_shapes(problems: Sequence[Group], rungs: Sequence[Rung]) -> Sheet:
         ("rung", lambda m: label(m, at[id(m)])),
         (IDEA, lambda m: Cell(ideas.pop(m.kernel, ""), tone="faint")),  # shown once
         ("shape", words.shape),
-        *measured(
-            [
-                (unit, _time(scale)),
-                (words.rate(first), rate),
-                ("GB/s", bandwidth),
-                (f"× {words.versioned(against, rows)}", lambda m: gain(m, against, at[id(m)])),
-                ("× parent", lambda m: gain(m, parents.get(m.kernel), at[id(m)])),
-                ("error/bound", error),
-            ]
+        *sheet.measured(
+            (unit, _time(scale)),
+            (words.rate(first), sheet.rate),
+            ("GB/s", sheet.bandwidth),
+            (f"× {words.versioned(against, rows)}", lambda m: gain(m, against, at[id(m)])),
+            ("× parent", lambda m: gain(m, parents.get(m.kernel), at[id(m)])),
+            ("error/bound", sheet.error),
         ),
     ]
     refusals = [f"{label(m, at[id(m)])} did not run at {words.shape(m)}: {m.refused}" for m in rows if m.refused]
-    measurements = [m for group in problems for m in group.all]
-    return tabulate(f"Other shapes, {words.types(first)}", columns, rows, [limits(measurements), *refusals], aside=True)
+    notes = [sheet.limits(m for group in problems for m in group.all), *refusals]
+    return tabulate(f"Other shapes, {words.types(first)}", columns, rows, notes, aside=True)
 
 
 def along(measurements: Sequence[Measurement], axis: Axis) -> dict[str, list[Measurement]]:
@@ -133,19 +111,17 @@ def by_key(measurements: Sequence[Measurement], experiment: Experiment) -> Sheet
     columns = [
         ("rung", lambda m: names[id(m)]),
         (axis.label, lambda m: "" if axis.of(m) is None else str(axis.of(m))),
-        *measured(
-            [
-                ("ms", lambda m: entry(m, _time(1e3), best[m.kernel] if axis.of(m) else 0.0)),
-                (words.rate(measurements[0]), rate),
-                ("% of peak", share),
-                (f"× {words.kernel(rival)}", lambda m: ratio(m, rival)),
-                ("error/bound", error),
-            ],
+        *sheet.measured(
+            ("ms", lambda m: sheet.entry(m, _time(1e3), best[m.kernel] if axis.of(m) else 0.0)),
+            (words.rate(measurements[0]), sheet.rate),
+            ("% of peak", sheet.share),
+            (f"× {words.kernel(rival)}", lambda m: sheet.ratio(m, rival)),
+            ("error/bound", sheet.error),
             absent="refused",
         ),
     ]
     rows = [m for same in variants.values() for m in same]
-    notes = [limits(ran), *_refusals(variants, axis)]
+    notes = [sheet.limits(ran), *_refusals(variants, axis)]
     title = f"{experiment.title}, {words.shape(measurements[0])}, {words.types(measurements[0])}"
     return tabulate(title, columns, rows, notes)
 
@@ -155,19 +131,19 @@ def by_side(measurements: Sequence[Measurement], experiment: Experiment) -> Shee
     axis, ran = experiment.axis, [m for m in measurements if m.seconds]
     own = [m for m in ran if m.kernel not in words.RIVALS]
     values = sorted({axis.of(m) or 0 for m in measurements})
-    best = {value: least(m for m in own if axis.of(m) == value) for value in values}
+    best = {value: sheet.least(m for m in own if axis.of(m) == value) for value in values}
     variants = along(measurements, axis)
 
     rows = [(name, {axis.of(m): m for m in same}) for name, same in variants.items()]
     columns: Columns[tuple[str, dict[int | None, Measurement]]] = [
         ("µs", lambda row: row[0]),
         *(
-            (str(value), lambda row, value=value: entry(row[1].get(value), _time(1e6), best[value], "refused"))
+            (str(value), lambda row, value=value: sheet.entry(row[1].get(value), _time(1e6), best[value], "refused"))
             for value in values
         ),
     ]
     fixed = f"{'K' if axis.side == 'n' else 'N'} = {_fixed(measurements[0], axis)}"
-    notes = [limits(ran), *_refusals(variants, axis)]
+    notes = [sheet.limits(ran), *_refusals(variants, axis)]
     return tabulate(f"{experiment.title}, {fixed}, {words.types(measurements[0])}", columns, rows, notes)
 
 
@@ -176,12 +152,10 @@ def by_config(measurements: Sequence[Measurement], experiment: Experiment) -> Sh
     columns = [
         ("exhibit", lambda m: m.kernel),
         (experiment.axis.label, lambda m: ", ".join(f"{key} {value}" for key, value in m.config.items())),
-        *measured(
-            [
-                ("time", lambda m: numerals.duration(m.seconds)),
-                ("× parent", lambda m: next((ratio(m, parent) for parent in m.versus), "")),
-                ("error/bound", error),
-            ],
+        *sheet.measured(
+            ("time", lambda m: numerals.duration(m.seconds)),
+            ("× parent", lambda m: next((sheet.ratio(m, parent) for parent in m.versus), "")),
+            ("error/bound", sheet.error),
             absent="refused",
         ),
     ]
@@ -191,11 +165,14 @@ def by_config(measurements: Sequence[Measurement], experiment: Experiment) -> Sh
 
 def by_size(measurements: Sequence[Measurement]) -> Sheet:
     """Return rates: a row for each n, a column for each kernel."""
-    rows = pivoted(sorted(measurements, key=lambda m: m.n), lambda m: m.n)
-    columns: Columns[tuple[int, Mapping[str, Measurement]]] = [("n", lambda row: str(row[0])), *kernels(rows, rate)]
-    notes = not_run(measurements, lambda m: f"{m.kernel} at n = {m.n}")
+    rows = sheet.pivoted(sorted(measurements, key=lambda m: m.n), lambda m: m.n)
+    columns: Columns[tuple[int, Mapping[str, Measurement]]] = [
+        ("n", lambda row: str(row[0])),
+        *sheet.kernels(rows, sheet.rate),
+    ]
+    notes = sheet.not_run(measurements, lambda m: f"{m.kernel} at n = {m.n}")
     title = f"{words.rate(measurements[0])} against n, {words.types(measurements[0])}"
-    return tabulate(title, columns, rows.items(), [limits(measurements), *notes])
+    return tabulate(title, columns, rows.items(), [sheet.limits(measurements), *notes])
 
 
 def side(cache: int, dtype: str) -> float:
@@ -205,7 +182,7 @@ def side(cache: int, dtype: str) -> float:
 
 def by_block(measurements: Sequence[Measurement], machine: MachineRecord) -> Sheet:
     """Return times by the side of a block, and the cache that three blocks fit into; rivals have no block."""
-    best = least(m for m in measurements if "block" in m.config)
+    best = sheet.least(m for m in measurements if "block" in m.config)
     caches = words.caches(machine)
     memory = "memory" if caches else ""  # the caches are not known while the table grows
 
@@ -218,14 +195,14 @@ def by_block(measurements: Sequence[Measurement], machine: MachineRecord) -> She
         ("block", lambda m: str(m.config.get("block", words.kernel(m.kernel)))),
         ("three blocks", blocked(numerals.size)),
         ("fit in", blocked(lambda count: next((name for name, size in caches if count <= size), memory))),
-        ("ms", lambda m: entry(m, _time(1e3), best if "block" in m.config else 0.0)),
-        (words.rate(measurements[0]), rate),
-        ("% of peak", share),
+        ("ms", lambda m: sheet.entry(m, _time(1e3), best if "block" in m.config else 0.0)),
+        (words.rate(measurements[0]), sheet.rate),
+        ("% of peak", sheet.share),
     ]
     rows = sorted(measurements, key=lambda m: m.config.get("block", math.inf))
-    notes = not_run(measurements, lambda m: f"block {m.config.get('block', '')}")
+    notes = sheet.not_run(measurements, lambda m: f"block {m.config.get('block', '')}")
     title = f"{words.shape(measurements[0])}, {words.types(measurements[0])}"
-    return tabulate(title, columns, rows, [limits(measurements), *notes])
+    return tabulate(title, columns, rows, [sheet.limits(measurements), *notes])
 
 
 def _time(scale: float) -> Callable[[Measurement], str]:
@@ -300,7 +277,7 @@ class Records:
 
 @dataclass(frozen=True)
 class Results:
-    """A run in the parts that reports show, grouped once; ratios are ties if its figures are unreliable."""
+    """A run in the parts that reports show; ratios are ties if its figures are unreliable."""
 
     run: Run
     rungs: Sequence[Rung]
@@ -338,14 +315,9 @@ def sheets(run: Run, rungs: Sequence[Rung]) -> tuple[Sheet, ...]:
     >>> [sheet.title for sheet in sheets(run, CPU)]  # doctest: +SKIP
     ['n = 512, f32', 'n = 1024, f32']
     """
-    return tabulated(results(run, rungs))
-
-
-def tabulated(run: Results) -> tuple[Sheet, ...]:
-    """Return the sheets of a run that has been grouped."""
-    kinds = ((records, records.experiment.table) for records in run.parts)
+    kinds = ((records, records.experiment.table) for records in results(run, rungs).parts)
     return tuple(
-        sheet for of, kind in kinds for sheet in SHEETS[_resembled(of.measurements) if kind == ANY_SUITE else kind](of)
+        table for of, kind in kinds for table in SHEETS[_resembled(of.measurements) if kind == ANY_SUITE else kind](of)
     )
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from textwrap import wrap
-from typing import TYPE_CHECKING, Generic, Literal, Self, TypeVar
+from typing import Generic, Literal, Self, TypeVar
 
 from rich import box
 from rich.cells import cell_len
@@ -18,18 +18,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from gemmery.ladder.diff import Difference
 from gemmery.ladder.rung import Rung
 from gemmery_emulator.pages import numerals
+from gemmery_emulator.pages.writing import render
 from gemmery_lab import experiments
 from gemmery_lab.experiments import LADDER
 from gemmery_lab.measure.record import MachineRecord, Measurement, Run
 from gemmery_lab.report import words
 from gemmery_lab.report.sheet import Sheet
-from gemmery_lab.report.tables import IDEA, Results, results, sheets, tabulated, tree, walk
+from gemmery_lab.report.tables import IDEA, Results, results, sheets, tree, walk
 from gemmery_lab.report.words import banner, doubts, fullest, gains, is_square, label, largest, over_fastest, speedup
-
-if TYPE_CHECKING:
-    from gemmery.ladder.diff import Difference
 
 StepRecord = TypeVar("StepRecord")
 STYLES = {"best": "bold green", "bad": "bold red", "faint": "dim", "": ""}
@@ -63,15 +62,8 @@ class Growing(Generic[StepRecord]):
         self._rows: list[StepRecord] = []
         self._announced = False
         self._printed = 0  # steps that have been printed
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            auto_refresh=False,
-        )
+        columns = BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+        self._bar = Progress(TextColumn("{task.description}"), *columns, console=console, auto_refresh=False)
         self._task = self._bar.add_task("starting", total=None)
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
@@ -125,8 +117,7 @@ def show(run: Run, rungs: Sequence[Rung], console: Console) -> None:
 
     A warning precedes and follows unreliable figures; otherwise the last line of a ladder is its summary.
     """
-    of, warning = results(run, rungs), banner(run)
-    tables = tabulated(of)
+    of, warning, tables = results(run, rungs), banner(run), sheets(run, rungs)
     if warning:
         console.print(Text(warning, style="bold red"))
         console.print()
@@ -145,9 +136,8 @@ def show(run: Run, rungs: Sequence[Rung], console: Console) -> None:
         console.print(branches)
     console.print(Text(f"{words.machine(run.machine)}. {words.when(run)}.", style="dim"))
     if any(cell.text.startswith("~") for sheet in tables for row in sheet.rows for cell in row):
-        console.print(
-            Text("~ marks a tie: a difference smaller than its spread. A wide spread is shown as a range.", style="dim")
-        )
+        ties = "~ marks a tie: a difference smaller than its spread. A wide spread is shown as a range."
+        console.print(Text(ties, style="dim"))
     if warning:
         console.print(Text(warning, style="bold red"))
     elif closing := summary(of):
@@ -275,8 +265,6 @@ def show_difference(difference: Difference, console: Console) -> None:
 
 def difference_page(difference: Difference) -> str:
     """Return the same as one self-contained HTML page."""
-    from gemmery_emulator.pages.writing import render
-
     title = f"From {difference.old} to {difference.new}"
     return render("difference.html", __package__, title=title, difference=difference, lines=colored(difference))
 

@@ -161,13 +161,11 @@ def groups(measurements: Iterable[Measurement], rungs: Sequence[Rung]) -> tuple[
     problems: dict[tuple[object, ...], list[Measurement]] = {}
     for m in measurements:
         problems.setdefault((not is_square(m), m.flops, m.m, m.n, m.k, m.dtype, m.out, m.precision), []).append(m)
-    return tuple(
-        Group(
-            tuple(sorted((m for m in same if m.kernel in order), key=lambda m: order[m.kernel])),
-            tuple(m for m in same if m.kernel not in order),
-        )
-        for _, same in sorted(problems.items())
-    )
+    grouped = []
+    for _, same in sorted(problems.items()):
+        own = sorted((m for m in same if m.kernel in order), key=lambda m: order[m.kernel])
+        grouped.append(Group(tuple(own), tuple(m for m in same if m.kernel not in order)))
+    return tuple(grouped)
 
 
 def largest(problems: Sequence[Group]) -> Group:

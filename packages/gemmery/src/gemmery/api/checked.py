@@ -81,8 +81,10 @@ def checked_call(
     a, b = located(a), located(b)
     c = None if out is None else located(viewed("out", out))
     old = None if options.old is None else located(viewed(added(name), options.old))
-    arrays.together(a=a, b=b, out=c, c=old)
-    if a.device == "cpu":
+    if not a.device == b.device == (c or a).device == (old or a).device:
+        arrays.together(a=a, b=b, out=c, c=old)
+    on_cpu = a.device == "cpu"
+    if on_cpu:
         only_on_devices(options)
         common, result = result_types(a, b, options.dtype)
         result = result if old is None else promoted(result, old.dtype)
@@ -97,18 +99,15 @@ def checked_call(
         common, result = device_operands.types(a, b, options.dtype, c, old)
     shape = result_shape(a.shape, b.shape) if shape is None else shape
     epilogue, bias = epilogue_name(options.bias, options.activation, result), None
-    semiring = check_semiring(options, common)
-    alpha, beta = options.alpha, options.beta
+    if options.threads is not None or options.semiring is not None:
+        options = options._replace(threads=thread_count(options.threads), semiring=check_semiring(options, common))
     if name in ("gemm", "gemv"):
-        alpha, beta = scalar("alpha", alpha, result), scalar("beta", beta, result)
-    check_beta(name, beta, old)
+        alpha, beta = (scalar(which, getattr(options, which), result) for which in ("alpha", "beta"))
+        options = options._replace(alpha=alpha, beta=beta)
+    check_beta(name, options.beta, old)
     if old is not None:
         check_added(name, old, shape)
-    options = options._replace(
-        alpha=alpha, beta=beta, threads=thread_count(options.threads), semiring=semiring,
-        batch_invariant=bool(options.batch_invariant),
-    )  # fmt: skip
-    if a.device != "cpu" and isinstance(options.bias, NUMBER):
+    if not on_cpu and isinstance(options.bias, NUMBER):
         options = options._replace(bias=scalar("bias", options.bias, result))
         bias = View(0, (), (), dtypes.get(result).accumulator, a.device, a.stream)
     elif options.bias is not None:
@@ -118,10 +117,9 @@ def checked_call(
     if c is not None:
         writable(c, shape, result)
     c = c or View(0, shape, (), result, a.device, a.stream)
+    old = None if on_cpu and options.beta == 0 else old
     call = CheckedCall(a, b, c, options, common, result, old, bias, epilogue, operands, NO_SCALES, parts, offsets)
-    if a.device != "cpu":
-        return device_operands.on_card(call)
-    return call if beta else call._replace(old=None)
+    return call if on_cpu else device_operands.on_card(call)
 
 
 def bias_shape(b: View, offsets: View | None = None) -> Ints:

@@ -13,7 +13,7 @@ from gemmery.api import repeats
 from gemmery.api.checked import CheckedCall, bias_shape
 from gemmery.api.promote import kernel_types, mixed
 from gemmery.api.repeats import Prepared
-from gemmery.arrange import arrange, layout
+from gemmery.arrange import Ints, arrange, layout
 from gemmery.arrays import View
 from gemmery.cpu import entry
 from gemmery.cpu import threads as cpu_threads
@@ -28,6 +28,17 @@ _ONCE = ((0, 0, 0),)
 _ZEROS = np.zeros(2)  # 16 bytes: one zero of any element type
 
 
+Shapes = tuple[Ints, Ints, Ints]  # of A, B and C, or their strides
+
+
+class KernelTypes(NamedTuple):
+    """The element types of a kernel."""
+
+    a: str
+    b: str
+    c: str
+
+
 def product(call: CheckedCall, out: Any) -> Any:
     """Return the product of a call on the CPU, in `out` or in a new array of the operands' kind."""
     if isinstance(call.b, PackedView):
@@ -35,14 +46,13 @@ def product(call: CheckedCall, out: Any) -> Any:
         own = call.b.dtype if mixed(call.a.dtype, call.b.dtype, call.result) else call.common
         b.check(own, call.result, call.options.semiring)
         call = call._replace(operands=(a, b.array), b=call.b._replace(owner=b.array))
-    views = {"a": call.a, "b": call.b, "c": call.old, "bias": call.bias}
     if out is None:
         like = arrays.kind(*call.operands)
         c = arrays.empty(like, call.c.shape, call.result)
-        arrays.unchanged(**views)
+        arrays.unchanged(a=call.a, b=call.b, c=call.old, bias=call.bias)
         _compute(with_accumulators(call), c)
         return arrays.wrap(like, c.owner)
-    arrays.unchanged(**views, out=call.c)
+    arrays.unchanged(a=call.a, b=call.b, c=call.old, bias=call.bias, out=call.c)
     call = with_accumulators(call)
     casts = call.c.dtype != call.result
     if casts or _overlaps(call):  # another `out` like this one may not overlap
@@ -71,22 +81,24 @@ def _overlaps(call: CheckedCall) -> bool:
 
 @lru_cache(maxsize=4096)
 def prepare(
-    a: View, b: View, c: View, epilogue: str, scaled: bool, invariant: bool, semiring: str, packed: bool
-) -> Prepared | None:
+    types: KernelTypes, shapes: Shapes, strides: Shapes, epilogue: str, scaled: bool, invariant: bool,
+    semiring: str | None, packed: bool,
+) -> Prepared | None:  # fmt: skip
     """Return the kernel and the form of a product; cached for each combination of types, shapes and strides.
 
-    The views have no memory. Kernels store vectors: the result is None where C's elements are adjacent neither in rows
-    nor in columns, and where they are in columns and there is an epilogue or a `packed` B.
+    Kernels store vectors: the result is None where C's elements are adjacent neither in rows nor in columns, and where
+    they are in columns and there is an epilogue or a `packed` B.
     """
-    size, out_size, by_rows = dtypes.get(a.dtype).size, dtypes.get(c.dtype).size, packed or bool(epilogue)
-    form = arrange(a.shape, a.strides, b.shape, b.strides, c.shape, c.strides, out_size, more_columns=not by_rows)
+    size, out_size, by_rows = dtypes.get(types.a).size, dtypes.get(types.c).size, packed or bool(epilogue)
+    (a, b, c), (a_strides, b_strides, c_strides) = shapes, strides
+    form = arrange(a, a_strides, b, b_strides, c, c_strides, out_size, more_columns=not by_rows)
     c_layout = layout(form.m, form.n, form.c[1], form.c[2], out_size)
     problem = Problem(
         form.m,
         form.n,
         form.k,
-        a.dtype,
-        c.dtype,
+        types.a,
+        types.c,
         form.batch,
         layout(form.m, form.k, form.a[1], form.a[2], size),
         "packed" if packed else layout(form.k, form.n, form.b[1], form.b[2], size),
@@ -94,9 +106,9 @@ def prepare(
         epilogue,
         scaled,
         invariant=invariant,
-        semiring=semiring,
-        b_dtype=b.dtype if b.dtype != a.dtype else "",
-        interleaved=not semiring and a.dtype == c.dtype and size == form.a[0] == form.b[0] == form.c[0],
+        semiring=semiring or "",
+        b_dtype=types.b if types.b != types.a else "",
+        interleaved=not semiring and types.a == types.c and size == form.a[0] == form.b[0] == form.c[0],
     )
     if problem.interleaved and not cpu.along_batch(problem):
         problem = problem._replace(interleaved=False)
@@ -128,14 +140,6 @@ def _compute(call: CheckedCall, c: View, out: Any = None) -> None:
 _WORTH = 64 * 64  # elements of a matrix in a batch, below which converting is faster than a product by itself
 
 
-class KernelTypes(NamedTuple):
-    """The element types of a kernel."""
-
-    a: str
-    b: str
-    c: str
-
-
 def types_of(call: CheckedCall) -> KernelTypes:
     """Return the element types of the kernel for a call."""
     a, b = call.a, call.b
@@ -146,11 +150,13 @@ def types_of(call: CheckedCall) -> KernelTypes:
     return KernelTypes(source, source, out)
 
 
-def prepared_for(call: CheckedCall, types: KernelTypes, *views: View) -> Prepared | None:
+def prepared_for(call: CheckedCall, types: KernelTypes, a: View, b: View, c: View) -> Prepared | None:
     """Return what `prepare` returns for a call, with A, B and C as kernels of these types take them."""
-    a, b, c = (View(0, z.shape, z.strides, dtype) for z, dtype in zip(views, types, strict=True))
-    options, packed = call.options, isinstance(call.b, PackedView)
-    return prepare(a, b, c, call.epilogue, call.scaled, options.batch_invariant, options.semiring or "", packed)
+    options, packed = call.options, isinstance(b, PackedView)
+    shapes, strides = (a.shape, b.shape, c.shape), (a.strides, b.strides, c.strides)
+    return prepare(
+        types, shapes, strides, call.epilogue, call.scaled, bool(options.batch_invariant), options.semiring, packed
+    )
 
 
 def _compute_aside(call: CheckedCall, c: View, out: Any) -> None:

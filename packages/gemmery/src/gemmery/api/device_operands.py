@@ -88,9 +88,10 @@ def on_card(call: CheckedCall) -> CheckedCall:
     Raises DTypeError where it has none, and RefusedError for a precision that it cannot have.
     """
     a, b, options, common, result = call.a, call.b, call.options, call.common, call.result
+    precision = options.precision
     if call.offsets is None:
-        precision = None if options.semiring else resolved(options.precision, common, result, a.device)
-        options = options._replace(precision=precision)
+        precision = None if options.semiring else resolved(precision, common, result, a.device)
+    options = options._replace(precision=precision, batch_invariant=bool(options.batch_invariant))
     factors = (scales if call.offsets is None or len(b.shape) == 2 else group_scales)(options, a, b, common, result)
     check_capability(common, result, bool(factors.kind), a.device)
     if options.alpha == 0:  # BLAS then reads neither A nor B

@@ -36,8 +36,8 @@ class Prepared(NamedTuple):
 
     def operands(self, a: View, b: View, c: View, offset: Three = (0, 0, 0)) -> tuple[View, View, View]:
         """Return the operands of one run of the kernel."""
-        places = (z.pointer + step for z, step in zip((a, b, c), offset, strict=True))
-        return arrays.operands(self.form, self.problem, *places)
+        p, q, r = a.pointer + offset[0], b.pointer + offset[1], c.pointer + offset[2]
+        return arrays.operands(self.form, self.problem, p, q, r)
 
 
 Used = tuple[View, View, View]  # A, B and C

@@ -78,12 +78,14 @@ def checked_call(
 
     C is `out`, or has neither memory nor strides. Its shape follows from A and B, except with offsets.
     """
-    a, b = located(a), located(b)
-    c = None if out is None else located(viewed("out", out))
-    old = None if options.old is None else located(viewed(added(name), options.old))
+    c, old = None if out is None else viewed("out", out), None
+    if options.old is not None:
+        old = viewed(added(name), options.old)
+    on_cpu = a.device == "cpu"
+    if not on_cpu:
+        a, b, c, old = located(a), located(b), c and located(c), old and located(old)
     if not a.device == b.device == (c or a).device == (old or a).device:
         arrays.together(a=a, b=b, out=c, c=old)
-    on_cpu = a.device == "cpu"
     if on_cpu:
         only_on_devices(options)
         common, result = result_types(a, b, options.dtype)
@@ -111,7 +113,8 @@ def checked_call(
         options = options._replace(bias=scalar("bias", options.bias, result))
         bias = View(0, (), (), dtypes.get(result).accumulator, a.device, a.stream)
     elif options.bias is not None:
-        bias = located(viewed("bias", options.bias))
+        bias = viewed("bias", options.bias)
+        bias = bias if on_cpu else located(bias)
         arrays.together(a=a, bias=bias)
         check_bias(bias, bias_shape(b, offsets), result)
     if c is not None:

@@ -41,7 +41,8 @@ class KernelTypes(NamedTuple):
 
 def product(call: CheckedCall, out: Any) -> Any:
     """Return the product of a call on the CPU, in `out` or in a new array of the operands' kind."""
-    if isinstance(call.b, PackedView):
+    given = call
+    if isinstance(call.b, PackedView):  # the entry's stand-in for panels describes other memory
         a, b = call.operands
         own = call.b.dtype if mixed(call.a.dtype, call.b.dtype, call.result) else call.common
         b.check(own, call.result, call.options.semiring)
@@ -49,10 +50,10 @@ def product(call: CheckedCall, out: Any) -> Any:
     if out is None:
         like = arrays.kind(*call.operands)
         c = arrays.empty(like, call.c.shape, call.result)
-        arrays.unchanged(a=call.a, b=call.b, c=call.old, bias=call.bias)
+        arrays.unchanged(a=given.a, b=given.b, c=given.old, bias=given.bias)
         _compute(with_accumulators(call), c)
         return arrays.wrap(like, c.owner)
-    arrays.unchanged(a=call.a, b=call.b, c=call.old, bias=call.bias, out=call.c)
+    arrays.unchanged(a=given.a, b=given.b, c=given.old, bias=given.bias, out=given.c)
     call = with_accumulators(call)
     casts = call.c.dtype != call.result
     if casts or _overlaps(call):  # another `out` like this one may not overlap
@@ -81,8 +82,8 @@ def _overlaps(call: CheckedCall) -> bool:
 
 @lru_cache(maxsize=4096)
 def prepare(
-    types: KernelTypes, shapes: Shapes, strides: Shapes, epilogue: str, scaled: bool, invariant: bool,
-    semiring: str | None, packed: bool,
+    types: KernelTypes, shapes: Shapes, strides: Shapes, epilogue: str = "", scaled: bool = False,
+    invariant: bool = False, semiring: str | None = None, packed: bool = False,
 ) -> Prepared | None:  # fmt: skip
     """Return the kernel and the form of a product; cached for each combination of types, shapes and strides.
 

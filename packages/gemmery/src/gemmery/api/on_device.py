@@ -29,7 +29,7 @@ from gemmery.keywords import NO_OPTIONS, Options
 
 
 def product(
-    name: str, x: View, y: View, out: Any, options: Options, keywords: Keywords, parts: tuple[int, int] = NO_PARTS
+    name: str, a: View, b: View, out: Any, options: Options, keywords: Keywords, parts: tuple[int, int] = NO_PARTS
 ) -> Any:
     """Return the product of two arrays by their views, one of which is on a device, for the function `name`.
 
@@ -41,7 +41,7 @@ def product(
             f"threads={brief(options.threads)} applies to products on the CPU only, and the operands are on a device; "
             "leave it out"
         )
-    placed = checked_call(name, x, y, out, options, parts)
+    placed = checked_call(name, a, b, out, options, parts)
     call = for_kernels(placed, converted)
     arrays.unchanged(a=placed.a, b=placed.b, c=placed.old, out=None if out is None else placed.c)
     direct = out is not None and _is_direct(call)
@@ -57,9 +57,9 @@ def product(
     return finished(placed.a, call.c) if out is None else out
 
 
-def planned(x: View, y: View, options: Options) -> PreparedLaunch:
+def planned(a: View, b: View, options: Options) -> PreparedLaunch:
     """Return what `product` runs for a new result of a product that comes back often, without running it."""
-    call = for_kernels(checked_call("matmul", x, y, None, options), arrays.once_converted)
+    call = for_kernels(checked_call("matmul", a, b, None, options), arrays.once_converted)
     c = call.c._replace(strides=arrays.contiguous(call.c.shape, dtypes.get(call.result).size))
     call = call._replace(c=c)
     return specialized((complex_products.as_real(call) if complex_products.pays(call) else call).still())
@@ -204,7 +204,7 @@ def finished(a: View, c: View) -> Any:
 
 
 def grouped_product(
-    x: View, y: View, offsets: View, shape: Ints, out: Any, options: Options, keywords: Keywords,
+    a: View, b: View, offsets: View, shape: Ints, out: Any, options: Options, keywords: Keywords,
     multiply_groups: Callable[..., None],
 ) -> Any:  # fmt: skip
     """Return the products of the groups; the views are those of a, b and the offsets, `shape` is the result's.
@@ -213,16 +213,16 @@ def grouped_product(
     kernel reads the offsets.
     """
     offsets = located(offsets)
-    check_offsets(located(x), offsets)
-    placed = checked_call("grouped_matmul", x, y, out, options, NO_PARTS, shape, offsets)
+    check_offsets(located(a), offsets)
+    placed = checked_call("grouped_matmul", a, b, out, options, NO_PARTS, shape, offsets)
     if placed.c.dtype != placed.result:  # rows that belong to no group keep their values
         have, want = dtypes.get(placed.c.dtype).numpy, dtypes.get(placed.result).numpy
         raise DTypeError(f"out is {have} and the result {want}; pass an out of {want}, or dtype={have!r}")
     call = for_kernels(placed, converted)
     if out is None:
         call = call._replace(c=new(call.a, shape, call.result))
-    groups = y.shape[0]
-    if 0 not in shape and (groups or len(y.shape) == 2):  # without, a kernel has neither a matrix nor an offset to read
+    groups = b.shape[0]
+    if 0 not in shape and (groups or len(b.shape) == 2):  # without, a kernel has neither a matrix nor an offset to read
         ends = _launch_groups(call) if groups else [0] * shape[0]
         if isinstance(ends, list):
             _one_by_one(placed._replace(c=call.c), ends, options, multiply_groups)

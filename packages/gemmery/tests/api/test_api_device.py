@@ -93,6 +93,28 @@ def test_refusals_come_before_the_device_is_touched(call, error, words):
 
 
 @pytest.mark.parametrize(
+    "call",
+    [
+        lambda a: gm.matmul(a, a, activation="tanh"),
+        lambda a: gm.matmul(a, a, semiring="min"),
+        lambda a: gm.matmul(a, a, semiring="min_plus", activation="relu"),
+        lambda a: gm.matmul(a, a, dtype="int8"),
+        lambda a: gm.matmul(a, a, batch_invariant=2),
+        lambda a: gm.gemm("two", a, a),
+        lambda a: gm.gemm(1.0, a, a, 1.0),
+        lambda a: gm.gemm(1j, a, a),
+    ],
+)
+def test_a_wrong_call_is_refused_in_one_way_on_both(call):
+    refusals = []
+    for a in (Matrix(), np.ones((4, 4), np.float32)):
+        with pytest.raises(gm.GemmeryError) as refused:
+            call(a)
+        refusals.append((refused.type, str(refused.value)))
+    assert refusals[0] == refusals[1]
+
+
+@pytest.mark.parametrize(
     ("call", "error", "words"),
     [
         (

@@ -45,7 +45,7 @@ def product(call: CheckedCall, out: Any) -> Any:
     if isinstance(call.b, PackedView):  # the entry's stand-in for panels describes other memory
         a, b = call.operands
         own = call.b.dtype if mixed(call.a.dtype, call.b.dtype, call.result) else call.common
-        b.check(own, call.result, call.options.semiring)
+        b.check(own, call.result, call.options.semiring or "")
         call = call._replace(operands=(a, b.array), b=call.b._replace(owner=b.array))
     if out is None:
         like = arrays.kind(*call.operands)

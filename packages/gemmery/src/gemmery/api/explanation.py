@@ -181,7 +181,7 @@ def explain(a: Any, b: Any, **keywords: "Unpack[MatmulOptions]") -> Explanation:
     types, ring = types_of(call), call.options.semiring
     mixed = types.a != types.b
     if isinstance(b, Packed):
-        b.check(types.b if mixed else call.common, call.result, ring)
+        b.check(types.b if mixed else call.common, call.result, ring or "")
         y = y._replace(dtype=types.b)
     copies = () if mixed else _copies(x, y, types.a)
     if call.result == "bool":

@@ -104,7 +104,7 @@ def checked_call(
     if options.threads is not None or options.semiring is not None:
         options = options._replace(threads=thread_count(options.threads), semiring=check_semiring(options, common))
     if name in ("gemm", "gemv"):
-        alpha, beta = (scalar(which, getattr(options, which), result) for which in ("alpha", "beta"))
+        alpha, beta = scalar("alpha", options.alpha, result), scalar("beta", options.beta, result)
         options = options._replace(alpha=alpha, beta=beta)
     check_beta(name, options.beta, old)
     if old is not None:

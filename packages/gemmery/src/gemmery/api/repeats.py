@@ -181,13 +181,13 @@ def remember_aside(call: CheckedCall, c: View, out: Any) -> None:
 
 def _kind(call: CheckedCall, a: View, b: View, c: View, out: Any) -> Kind | None:
     """Return the key of a product, or None if its arguments are none that compiled code reads."""
-    options, old = call.options, call.old
+    options, old, (left, right) = call.options, call.old, call.operands
     alone = options.batch_invariant or (options.threads or 0) > _ONE_OBJECT or options.alpha == 0
-    if alone or not all(map(_plain, call.operands)):
+    if alone or not (_plain(left) and _plain(right)):
         return None
     if old is None and call.result != result_types(call.a, call.b, options.dtype)[1]:
         return None  # operands like these give another type
-    as_they_are = all(z.owner is array for z, array in zip((a, b), call.operands, strict=True))
+    as_they_are = a.owner is left and b.owner is right
     if not as_they_are and (call.common != call.result or _has_tensors(call, out)):
         return None  # compiled code converts operands to the type of the result alone, and no tensor
     dtype = _dtype(call)
@@ -204,8 +204,8 @@ def _kind(call: CheckedCall, a: View, b: View, c: View, out: Any) -> Kind | None
     if bias is None or not (options.dtype is None or _names_a_type(options.dtype)):
         return None
     return Kind(
-        _array(call.operands[0], a, call.a, dtype),
-        _array(call.operands[1], b, call.b, dtype),
+        _array(left, a, call.a, dtype),
+        _array(right, b, call.b, dtype),
         written,
         None if bias is _NUMBER or bias is _NO_BIAS else bias,
         bias is _NUMBER,

@@ -1,4 +1,4 @@
-"""A checked call on the CPU: its kernel is prepared and runs, and the compiled entry is told of it."""
+"""A checked call on the CPU: its kernel is prepared, runs, and is kept for the compiled entry."""
 
 from __future__ import annotations
 
@@ -28,9 +28,6 @@ _ONCE = ((0, 0, 0),)
 _ZEROS = np.zeros(2)  # 16 bytes: one zero of any element type
 
 
-Shapes = tuple[Ints, Ints, Ints]  # of A, B and C, or their strides
-
-
 class KernelTypes(NamedTuple):
     """The element types of a kernel."""
 
@@ -41,8 +38,8 @@ class KernelTypes(NamedTuple):
 
 def product(call: CheckedCall, out: Any) -> Any:
     """Return the product of a call on the CPU, in `out` or in a new array of the operands' kind."""
-    given = call
-    if isinstance(call.b, PackedView):  # the entry's stand-in for panels describes other memory
+    arrays.unchanged(a=call.a, b=call.b, c=call.old, bias=call.bias, out=None if out is None else call.c)
+    if isinstance(call.b, PackedView):
         a, b = call.operands
         own = call.b.dtype if mixed(call.a.dtype, call.b.dtype, call.result) else call.common
         b.check(own, call.result, call.options.semiring or "")
@@ -50,10 +47,8 @@ def product(call: CheckedCall, out: Any) -> Any:
     if out is None:
         like = arrays.kind(*call.operands)
         c = arrays.empty(like, call.c.shape, call.result)
-        arrays.unchanged(a=given.a, b=given.b, c=given.old, bias=given.bias)
         _compute(with_accumulators(call), c)
         return arrays.wrap(like, c.owner)
-    arrays.unchanged(a=given.a, b=given.b, c=given.old, bias=given.bias, out=given.c)
     call = with_accumulators(call)
     casts = call.c.dtype != call.result
     if casts or _overlaps(call):  # another `out` like this one may not overlap
@@ -82,8 +77,8 @@ def _overlaps(call: CheckedCall) -> bool:
 
 @lru_cache(maxsize=4096)
 def prepare(
-    types: KernelTypes, shapes: Shapes, strides: Shapes, epilogue: str = "", scaled: bool = False,
-    invariant: bool = False, semiring: str | None = None, packed: bool = False,
+    types: KernelTypes, shapes: tuple[Ints, Ints, Ints], strides: tuple[Ints, Ints, Ints], epilogue: str = "",
+    scaled: bool = False, invariant: bool = False, semiring: str | None = None, packed: bool = False,
 ) -> Prepared | None:  # fmt: skip
     """Return the kernel and the form of a product; cached for each combination of types, shapes and strides.
 

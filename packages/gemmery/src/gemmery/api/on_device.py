@@ -15,7 +15,8 @@ import numpy as np
 from gemmery import arrays, dtypes
 from gemmery.api import array_libraries, complex_products
 from gemmery.api.array_libraries import NO_PARTS, Keywords
-from gemmery.api.checked import CheckedCall, bias_shape, checked_call, located
+from gemmery.api.checked import CheckedCall, bias_shape, located
+from gemmery.api.checks import checked_call
 from gemmery.api.device_operands import stay_mixed
 from gemmery.api.options import host_ends
 from gemmery.api.prepared import PreparedLaunch, TieredLaunch, prepare, prepare_groups, specialized

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 from gemmery import config
 from gemmery.api import array_libraries, opaque, semirings
 from gemmery.api.array_libraries import NO_PARTS, SPLIT, Keywords
-from gemmery.api.checked import checked_call
+from gemmery.api.checks import checked_call
 from gemmery.api.compute import product
 from gemmery.api.options import check_operands, filling, own_options, single, viewed
 from gemmery.arrange import result_shape

@@ -22,7 +22,8 @@ import numpy as np
 
 from gemmery import arrays
 from gemmery.api import compute
-from gemmery.api.checked import CheckedCall, checked_call
+from gemmery.api.checked import CheckedCall
+from gemmery.api.checks import checked_call
 from gemmery.arrays import view
 from gemmery.cpu.packed_once import PackedView
 from gemmery.dtypes import Array

@@ -9,7 +9,8 @@ import pytest
 
 import gemmery as gm
 from gemmery.api import array_libraries
-from gemmery.api.device_call import KnownOptions, OperandScales, PlacedCall, table
+from gemmery.api.checked import CheckedCall
+from gemmery.api.device_call import KnownOptions, OperandScales, table
 from gemmery.arrays import View
 from gemmery.cuda import ordered
 from gemmery.keywords import Options
@@ -121,7 +122,7 @@ def test_a_call_is_remembered_for_others_like_it(torch, monkeypatch):
     x, y = (View(at, (3, 3), (12, 4), "f32", "cuda:0", owner=OnDevice(at)) for at in (1024, 2048))
     bias, scale = (View(pointer, (3,), (4,), "f32", "cuda:0") for pointer in (64, 96))
     asked, scales = Options(alpha=2.0, beta=0.0), OperandScales("outer", 1.0, None, scale)
-    call = PlacedCall(x, y, target, asked, bias=bias, scales=scales)
+    call = CheckedCall(x, y, target, asked, bias=bias, scales=scales)
     for result in (None, out):
         array_libraries.remember("matmul", call, result is None, options, served)
     assert len(table.calls) == 2
@@ -153,7 +154,7 @@ def test_a_call_is_remembered_with_its_c_or_offsets(torch, monkeypatch, is_group
     served = SimpleNamespace(countdown=0, run=run, form=SimpleNamespace(runs=1))
     name = "grouped_matmul" if is_grouped else "gemm"
     asked = Options() if is_grouped else Options(alpha=2.0, beta=3.0, old=c)
-    call = PlacedCall(x, y, target, asked, **{"offsets" if is_grouped else "old": old})
+    call = CheckedCall(x, y, target, asked, **{"offsets" if is_grouped else "old": old})
     array_libraries.remember(name, call, False, {}, served)
     scalars, other = None if is_grouped else (2.0, 5.0), OnDevice(16384)
     multiply = array_libraries.PATHS[OnDevice]

@@ -11,8 +11,10 @@ import pytest
 
 import gemmery as gm
 from gemmery import dtypes
-from gemmery.api import device_operands, explanation, on_device, prepared
-from gemmery.api.device_call import PlacedCall, table
+from gemmery.api import checked, device_operands, explanation, on_device, prepared
+from gemmery.api import options as option_checks
+from gemmery.api.checked import CheckedCall
+from gemmery.api.device_call import table
 from gemmery.arrange import arrange
 from gemmery.arrays import View, contiguous, view
 from gemmery.cuda import launch
@@ -88,6 +90,28 @@ def half(*shape):
 def test_refusals_come_before_the_device_is_touched(call, error, words):
     with pytest.raises(error, match=words):
         call(Matrix(), np.ones((4, 4), np.float32))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda a: gm.matmul(a, a, activation="tanh"),
+        lambda a: gm.matmul(a, a, semiring="min"),
+        lambda a: gm.matmul(a, a, semiring="min_plus", activation="relu"),
+        lambda a: gm.matmul(a, a, dtype="int8"),
+        lambda a: gm.matmul(a, a, batch_invariant=2),
+        lambda a: gm.gemm("two", a, a),
+        lambda a: gm.gemm(1.0, a, a, 1.0),
+        lambda a: gm.gemm(1j, a, a),
+    ],
+)
+def test_a_wrong_call_is_refused_in_one_way_on_both(call):
+    refusals = []
+    for a in (Matrix(), np.ones((4, 4), np.float32)):
+        with pytest.raises(gm.GemmeryError) as refused:
+            call(a)
+        refusals.append((refused.type, str(refused.value)))
+    assert refusals[0] == refusals[1]
 
 
 @pytest.mark.parametrize(
@@ -295,7 +319,7 @@ def test_strides_between_elements_are_refused(monkeypatch):
     odd = Interface((4, 4), strides=(18, 4))
     with pytest.raises(gm.LayoutError, match=r"\(18, 4\) of elements of 4 bytes.*multiples"):
         gm.matmul(odd, odd)
-    assert device_operands.located(View(4, (1, 4), (18, 4), "f32", "cuda:0")).strides == (18, 4)  # of one row
+    assert checked.located(View(4, (1, 4), (18, 4), "f32", "cuda:0")).strides == (18, 4)  # of one row
 
 
 @pytest.mark.parametrize(
@@ -315,7 +339,7 @@ def test_addresses_between_elements_are_refused(call, words):
     """A kernel that reads them ends with an error of the device, which no later call survives."""
     with pytest.raises(gm.LayoutError, match=rf"{words}.*copy the array"):
         call()
-    assert device_operands.located(View(4098, (0, 4), (16, 4), "f32", "cuda:0")).pointer == 4098  # no element
+    assert checked.located(View(4098, (0, 4), (16, 4), "f32", "cuda:0")).pointer == 4098  # no element
 
 
 @pytest.fixture
@@ -441,12 +465,12 @@ def enqueued(monkeypatch):
         served = prepared.TieredLaunch(arrange(x.shape, x.strides, y.shape, y.strides, (6, 300), (600, 2), 2), run)
         monkeypatch.setattr(on_device, "new", lambda a, shape, dtype: new)
         monkeypatch.setattr(on_device, "scratch", lambda a, size: y._replace(pointer=1 << 21))
-        monkeypatch.setattr(on_device, "check_capability", lambda *_: None)
+        monkeypatch.setattr(device_operands, "check_capability", lambda *_: None)
         monkeypatch.setattr(on_device, "prepare", lambda call: served)
         monkeypatch.setattr(on_device, "copy", lambda *given: copies.append(given))
         monkeypatch.setattr(on_device.ordered, "wait", lambda stream, other, ordinal: waits.append((stream, other)))
-        monkeypatch.setattr(on_device, "view", lambda z: z)
-        monkeypatch.setattr(device_operands, "view", lambda z: z)
+        for module in (on_device, device_operands, option_checks):
+            monkeypatch.setattr(module, "view", lambda z: z)
         on_device.product("matmul", x, y, out, Options(**options), options)
         return run, copies, waits
 
@@ -506,7 +530,7 @@ def test_c_is_copied_between_what_the_streams_of_the_others_do(monkeypatch, stre
     monkeypatch.setattr(on_device.ordered, "copy", copied)
     for stream in seen:
         put(f"earlier on {stream}", stream)
-    on_device.enqueue(PlacedCall(a, b, out, Options(alpha=1.0, beta=1.0), old=c), served)
+    on_device.enqueue(CheckedCall(a, b, out, Options(alpha=1.0, beta=1.0), old=c), served)
     earlier = {f"earlier on {stream}" for stream in streams}
     assert before["b"] >= {f"earlier on {streams[1]}"}
     assert before["c"] == {*earlier, "b"}  # which lies where c is copied to

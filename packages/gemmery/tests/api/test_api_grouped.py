@@ -11,7 +11,7 @@ import pytest
 
 import gemmery as gm
 from gemmery import dtypes
-from gemmery.api import device_operands, products
+from gemmery.api import device_operands, options, products
 from gemmery.api import on_device as device_products
 from gemmery.api.device_call import DeviceCall, described
 from gemmery.api.grouped import multiply_groups
@@ -257,7 +257,7 @@ def test_no_launch_for_all_groups_where_wgmma_does_not_multiply(change):
     ],
 )
 def test_a_product_on_a_device_is_checked_before_it_is_touched(monkeypatch, call, error, words):
-    monkeypatch.setattr(device_products, "check_capability", lambda *given: None)
+    monkeypatch.setattr(device_operands, "check_capability", lambda *given: None)
     monkeypatch.setattr(device_products.driver, "captures", lambda stream: False)
     monkeypatch.setattr(device_products, "prepare_groups", lambda call: "no kernel")
     monkeypatch.setattr(device_products, "new", lambda x, shape, dtype: on_device(shape, (16, 4)))
@@ -282,9 +282,9 @@ def one_by_one(monkeypatch):
     def new(x, shape, dtype):
         return viewed(np.full(shape, 9, dtypes.get(dtype).numpy))
 
-    monkeypatch.setattr(device_products, "view", viewed)
-    monkeypatch.setattr(device_operands, "view", viewed)
-    monkeypatch.setattr(device_products, "check_capability", lambda *_: None)
+    for module in (device_products, device_operands, options):
+        monkeypatch.setattr(module, "view", viewed)
+    monkeypatch.setattr(device_operands, "check_capability", lambda *_: None)
     monkeypatch.setattr(device_products, "prepare_groups", lambda call: "no kernel")
     monkeypatch.setattr(device_products.driver, "captures", lambda _: False)
     monkeypatch.setattr(device_products, "new", new)

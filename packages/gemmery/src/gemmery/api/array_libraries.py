@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from gemmery import arrays, dtypes
-from gemmery.api.device_call import KnownOptions, PlacedCall, keep, low_bits, table
+from gemmery.api.checked import CheckedCall
+from gemmery.api.device_call import KnownOptions, keep, low_bits, table
 from gemmery.arrays import View, pytorch
 from gemmery.arrays.reading import SHORT
 from gemmery.keywords import DEFAULTS
@@ -53,7 +54,7 @@ class KnownCall(NamedTuple):
     options: KnownOptions | None = None
 
 
-def remember(name: str, call: PlacedCall, is_new: bool, keywords: Keywords, served: TieredLaunch) -> None:
+def remember(name: str, call: CheckedCall, is_new: bool, keywords: Keywords, served: TieredLaunch) -> None:
     """Use the fast path for calls like this one of the function `name`, if the library of its arrays has one.
 
     C is a new array or `out`. `keywords` are the options that the call named.

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from math import prod
 
 from gemmery import arrays, dtypes
-from gemmery.api.device_call import PlacedCall, table
+from gemmery.api.checked import CheckedCall
+from gemmery.api.device_call import table
 from gemmery.arrange import Ints
 from gemmery.arrays import View
 from gemmery.cuda import driver
@@ -25,7 +26,7 @@ _MOST, _COLUMNS = {"complex64": 1 << 31, "complex128": 1 << 29}, 128
 _WORK, _ROWS = 1 << 24, 64  # multiply-adds and rows of A from which expanding B is a small part
 
 
-def pays(call: PlacedCall) -> bool:
+def pays(call: CheckedCall) -> bool:
     """Return True where a product of complex numbers is one of real ones: its scalars are real, and it has no bias.
 
     That takes less time than a complex kernel where B is reused: 4096^3 of complex64 10.9 ms and 11.9 on an H200.
@@ -42,7 +43,7 @@ def pays(call: PlacedCall) -> bool:
     return faster and prod(a.shape[-2:]) * b.shape[-1] >= _WORK and a.shape[-2] >= _ROWS
 
 
-def real_products(call: PlacedCall, scratch: Callable[[View, int], View]) -> Iterator[PlacedCall]:
+def real_products(call: CheckedCall, scratch: Callable[[View, int], View]) -> Iterator[CheckedCall]:
     """Yield the products of real numbers that a complex one consists of, each when what it reads is written.
 
     C, whose rows are adjacent, has what beta multiplies, and overlaps neither A nor B: it is written some columns at a
@@ -69,7 +70,7 @@ def _columns(z: View, first: int, count: int) -> View:
     return z._replace(pointer=z.pointer + first * z.strides[-1], shape=shape)
 
 
-def as_real(call: PlacedCall, memory: int = 0) -> PlacedCall:
+def as_real(call: CheckedCall, memory: int = 0) -> CheckedCall:
     """Return the real product that takes the place of a complex one; `memory` is the address of B as real numbers."""
     a, b, size = call.a, call.b, dtypes.get(call.a.dtype).size
     if not _by_rows(a):

@@ -1,4 +1,4 @@
-"""A product of two views into CPU memory: the part that every public function shares."""
+"""A checked call on the CPU: its kernel is prepared, runs, and is kept for the compiled entry."""
 
 from __future__ import annotations
 
@@ -10,95 +10,91 @@ import numpy as np
 
 from gemmery import arrays, dispatch, dtypes
 from gemmery.api import repeats
-from gemmery.api.promote import can_cast, kernel_types, mixed
-from gemmery.api.repeats import PLAIN, Call, Prepared, Terms
-from gemmery.arrange import Ints, arrange, layout, result_shape
-from gemmery.arrays import View, view
+from gemmery.api.checked import CheckedCall, bias_shape
+from gemmery.api.promote import kernel_types, mixed
+from gemmery.api.repeats import Prepared
+from gemmery.arrange import Ints, arrange, layout
+from gemmery.arrays import View
 from gemmery.cpu import entry
 from gemmery.cpu import threads as cpu_threads
 from gemmery.cpu.launch import Launch
 from gemmery.cpu.packed_once import PackedView
 from gemmery.dispatch import cpu
-from gemmery.errors import DTypeError, LayoutError, ShapeError
 from gemmery.problem import Problem
+from gemmery.tuples import NamedTuple
 
 _COUNTED = 2**32 - 1  # pairs of bools that 32 bits can count
 _ONCE = ((0, 0, 0),)
 _ZEROS = np.zeros(2)  # 16 bytes: one zero of any element type
 
 
-def product(a: Any, b: Any, x: View, y: View, common: str, result: str, out: Any, terms: Terms) -> Any:
-    """Return the product of the views x and y of a and b, in `out` or in a new array of their kind.
+class KernelTypes(NamedTuple):
+    """The element types of a kernel."""
 
-    `common` is the element type to which x and y promote, `result` that of the product.
-    """
-    shape = result_shape(x.shape, y.shape)
-    call = Call(a, b, x, y, common, result, terms)
-    if isinstance(y, PackedView):
-        b.check(y.dtype if mixed(x.dtype, y.dtype, result) else common, result, terms.semiring)
-        call = call._replace(b=b.array, y=y._replace(owner=b.array))
+    a: str
+    b: str
+    c: str
+
+
+def product(call: CheckedCall, out: Any) -> Any:
+    """Return the product of a call on the CPU, in `out` or in a new array of the operands' kind."""
+    arrays.unchanged(a=call.a, b=call.b, c=call.old, bias=call.bias, out=None if out is None else call.c)
+    if isinstance(call.b, PackedView):
+        a, b = call.operands
+        own = call.b.dtype if mixed(call.a.dtype, call.b.dtype, call.result) else call.common
+        b.check(own, call.result, call.options.semiring or "")
+        call = call._replace(operands=(a, b.array), b=call.b._replace(owner=b.array))
     if out is None:
-        like = arrays.kind(a, b)
-        target = arrays.empty(like, shape, result)
-        arrays.unchanged(a=x, b=y, c=terms.old, bias=terms.bias_view)
-        _compute(call, target)
-        return arrays.wrap(like, target.owner)
-    target = view(out)
-    if not x.device == y.device == target.device:
-        arrays.together(a=x, b=y, out=target)
-    writable(target, shape, result)
-    arrays.unchanged(a=x, b=y, c=terms.old, bias=terms.bias_view, out=target)
-    casts = target.dtype != result
-    if casts or _overlaps(target, x, y, terms):  # another `out` like this one may not overlap
-        _compute_aside(call, target, out if casts else None)
+        like = arrays.kind(*call.operands)
+        c = arrays.empty(like, call.c.shape, call.result)
+        _compute(with_accumulators(call), c)
+        return arrays.wrap(like, c.owner)
+    call = with_accumulators(call)
+    casts = call.c.dtype != call.result
+    if casts or _overlaps(call):  # another `out` like this one may not overlap
+        _compute_aside(call, call.c, out if casts else None)
     else:
-        _compute(call, target, out)
+        _compute(call, call.c, out)
     arrays.written(out)
     return out
 
 
-def _overlaps(target: View, x: View, y: View, terms: Terms) -> bool:
-    """Return True if writing to `target` would change an input before it is read."""
-    if arrays.overlap(x, target) or arrays.overlap(y, target):
-        return True
-    if terms is PLAIN:
-        return False
-    others = (terms.bias, None if terms.old is None or arrays.same(terms.old, target) else terms.old)
-    return any(z is not None and arrays.overlap(z, target) for z in others)
+def with_accumulators(call: CheckedCall) -> CheckedCall:
+    """Return a call whose bias is n contiguous accumulators for kernels, or one with stride 0."""
+    bias = call.bias
+    if bias is None:
+        return call
+    row = arrays.converted(bias, dtypes.get(call.result).accumulator)
+    step = 0 if bias.shape in ((), (1,)) else row.strides[0]
+    return call._replace(bias=row._replace(shape=bias_shape(call.b), strides=(step,)))
+
+
+def _overlaps(call: CheckedCall) -> bool:
+    """Return True if writing to C would change an input before it is read."""
+    old = None if call.old is None or arrays.same(call.old, call.c) else call.old
+    return any(z is not None and arrays.overlap(z, call.c) for z in (call.a, call.b, call.bias, old))
 
 
 @lru_cache(maxsize=4096)
 def prepare(
-    source: str,
-    out: str,
-    x_shape: Ints,
-    x_strides: Ints,
-    y_shape: Ints,
-    y_strides: Ints,
-    shape: Ints,
-    strides: Ints,
-    epilogue: str,
-    scaled: bool,
-    invariant: bool = False,
-    packed: bool = False,
-    other: str = "",
-    semiring: str = "",
-) -> Prepared | None:
-    """Return the kernel and the form of a product; cached for each combination of shapes and strides.
+    types: KernelTypes, shapes: tuple[Ints, Ints, Ints], strides: tuple[Ints, Ints, Ints], epilogue: str = "",
+    scaled: bool = False, invariant: bool = False, semiring: str | None = None, packed: bool = False,
+) -> Prepared | None:  # fmt: skip
+    """Return the kernel and the form of a product; cached for each combination of types, shapes and strides.
 
-    `other` is the element type of B where it is not `source`. Kernels store vectors: the result is None where C's
-    elements are adjacent neither in rows nor in columns, and where they are in columns and there is an epilogue
-    or a packed B.
+    Kernels store vectors: the result is None where C's elements are adjacent neither in rows nor in columns, and where
+    they are in columns and there is an epilogue or a `packed` B.
     """
-    size, out_size, by_rows = dtypes.get(source).size, dtypes.get(out).size, packed or bool(epilogue)
-    form = arrange(x_shape, x_strides, y_shape, y_strides, shape, strides, out_size, more_columns=not by_rows)
+    size, out_size, by_rows = dtypes.get(types.a).size, dtypes.get(types.c).size, packed or bool(epilogue)
+    (a, b, c), (a_strides, b_strides, c_strides) = shapes, strides
+    form = arrange(a, a_strides, b, b_strides, c, c_strides, out_size, more_columns=not by_rows)
     c_layout = layout(form.m, form.n, form.c[1], form.c[2], out_size)
     problem = Problem(
         form.m,
         form.n,
         form.k,
-        source,
-        out,
+        types.a,
+        types.c,
         form.batch,
         layout(form.m, form.k, form.a[1], form.a[2], size),
         "packed" if packed else layout(form.k, form.n, form.b[1], form.b[2], size),
@@ -106,9 +102,9 @@ def prepare(
         epilogue,
         scaled,
         invariant=invariant,
-        semiring=semiring,
-        b_dtype=other,
-        interleaved=not semiring and source == out and size == form.a[0] == form.b[0] == form.c[0],
+        semiring=semiring or "",
+        b_dtype=types.b if types.b != types.a else "",
+        interleaved=not semiring and types.a == types.c and size == form.a[0] == form.b[0] == form.c[0],
     )
     if problem.interleaved and not cpu.along_batch(problem):
         problem = problem._replace(interleaved=False)
@@ -117,93 +113,84 @@ def prepare(
     return Prepared(dispatch.plan(problem), problem, form)
 
 
-def _compute(call: Call, target: View, out: Any = None) -> None:
-    """Write the product to `target`, the memory of `out` or of a new array, which overlaps no input."""
-    if 0 in target.shape:
+def _compute(call: CheckedCall, c: View, out: Any = None) -> None:
+    """Write the product to `c`, the memory of `out` or of a new array, which overlaps no input."""
+    if 0 in c.shape:
         return
     if call.result == "bool":
-        _compute_any(call, target)
+        _compute_any(call, c)
         return
-    x, y, terms = call.x, call.y, call.terms
-    source, kernel_out, other = types_of(x, y, call.common, call.result)
-    if terms.alpha == 0:  # BLAS then reads neither A nor B
-        x, y = _zero(x, source, -1), _zero(y, other or source, max(-2, -len(y.shape)))
-    x = x if x.dtype == source else arrays.converted(x, source)
-    y = y if y.dtype == (other or source) or isinstance(y, PackedView) else arrays.converted(y, source)
-    scaled = terms.alpha != 1 or terms.beta != 0
-    prepared = prepared_for(
-        source, kernel_out, x, y, target, terms.epilogue, scaled, terms.invariant, other, terms.semiring
-    )
+    a, b = call.a, call.b
+    types = types_of(call)
+    if call.options.alpha == 0:  # BLAS then reads neither A nor B
+        a, b = _zero(a, types.a, -1), _zero(b, types.b, max(-2, -len(b.shape)))
+    a = a if a.dtype == types.a else arrays.converted(a, types.a)
+    b = b if b.dtype == types.b or isinstance(b, PackedView) else arrays.converted(b, types.b)
+    prepared = prepared_for(call, types, a, b, c)
     if prepared is None:
-        _compute_aside(call, target, out)
+        _compute_aside(call, c, out)
         return
-    _launch(call, prepared, x, y, target, out)
+    _launch(call, prepared, (a, b, c), out)
 
 
 _WORTH = 64 * 64  # elements of a matrix in a batch, below which converting is faster than a product by itself
 
 
-def types_of(x: View, y: View, common: str, result: str) -> tuple[str, str, str]:
-    """Return the element types of the kernel for two operands: of A, of C, and of B if it is not that of A."""
-    batch = max(len(x.shape), len(y.shape)) > 2 and not isinstance(y, PackedView)  # panels cannot be converted
-    if mixed(x.dtype, y.dtype, result) and not (batch and min(math.prod(z.shape[-2:]) for z in (x, y)) < _WORTH):
-        return x.dtype, result, y.dtype
-    return *kernel_types(common, result), ""
+def types_of(call: CheckedCall) -> KernelTypes:
+    """Return the element types of the kernel for a call."""
+    a, b = call.a, call.b
+    batch = max(len(a.shape), len(b.shape)) > 2 and not isinstance(b, PackedView)  # panels cannot be converted
+    if mixed(a.dtype, b.dtype, call.result) and not (batch and min(math.prod(z.shape[-2:]) for z in (a, b)) < _WORTH):
+        return KernelTypes(a.dtype, b.dtype, call.result)
+    source, out = kernel_types(call.common, call.result)
+    return KernelTypes(source, source, out)
 
 
-def prepared_for(
-    source: str,
-    out: str,
-    x: View,
-    y: View,
-    target: View,
-    epilogue: str = "",
-    scaled: bool = False,
-    invariant: bool = False,
-    other: str = "",
-    semiring: str = "",
-) -> Prepared | None:
-    """Return `prepare` of these views."""
-    terms = epilogue, scaled, invariant, isinstance(y, PackedView), other, semiring
-    return prepare(source, out, x.shape, x.strides, y.shape, y.strides, target.shape, target.strides, *terms)
+def prepared_for(call: CheckedCall, types: KernelTypes, a: View, b: View, c: View) -> Prepared | None:
+    """Return what `prepare` returns for a call, with A, B and C as kernels of these types take them."""
+    options, packed = call.options, isinstance(b, PackedView)
+    shapes, strides = (a.shape, b.shape, c.shape), (a.strides, b.strides, c.strides)
+    return prepare(
+        types, shapes, strides, call.epilogue, call.scaled, bool(options.batch_invariant), options.semiring, packed
+    )
 
 
-def _compute_aside(call: Call, target: View, out: Any) -> None:
-    """Compute the product in scratch memory, then copy it: for a `target` that no kernel can write directly."""
-    scratch = arrays.scratch(target.shape, call.result)
+def _compute_aside(call: CheckedCall, c: View, out: Any) -> None:
+    """Compute the product in scratch memory, then copy it: for a `c` that no kernel can write directly."""
+    scratch = arrays.scratch(c.shape, call.result)
     _compute(call, scratch)
-    arrays.store(scratch, target)
-    repeats.remember_aside(call, target, out)
+    arrays.store(scratch, c)
+    repeats.remember_aside(call, c, out)
 
 
-def _compute_any(call: Call, target: View) -> None:
+def _compute_any(call: CheckedCall, c: View) -> None:
     """Write the product of bools: true where any pair is true, so where a count of such pairs is not 0."""
     source, out = kernel_types("bool", "bool")
-    if call.x.shape[-1] > _COUNTED:  # a count in 32 bits could wrap around to 0; a sum of floats stops at 2**24
+    if call.a.shape[-1] > _COUNTED:  # a count in 32 bits could wrap around to 0; a sum of floats stops at 2**24
         source = out = "f32"
-    counts = arrays.scratch(target.shape, out)
-    _compute(call._replace(common=source, result=out, terms=call.terms._replace(widens=True)), counts)
-    arrays.store(counts, target)
+    counts = arrays.scratch(c.shape, out)
+    _compute(call._replace(common=source, result=out), counts)
+    arrays.store(counts, c)
 
 
-def _launch(call: Call, prepared: Prepared, x: View, y: View, target: View, out: Any) -> None:
+def _launch(call: CheckedCall, prepared: Prepared, used: tuple[View, View, View], out: Any) -> None:
     """Run the kernel for every offset of the form, and tell the compiled entry."""
-    kernel, terms = prepared.plan.kernel, call.terms
-    generation, threads = cpu_threads.generation, terms.threads or cpu_threads.get()
-    if terms.old is not None and not arrays.same(terms.old, target):
-        if isinstance(kernel, Launch):  # `target` keeps its values when there is no memory for the product
-            kernel.reserve(*prepared.operands(x, y, target), threads)
-        arrays.store(terms.old, target)
+    kernel, options, c = prepared.plan.kernel, call.options, used[2]
+    generation, threads = cpu_threads.generation, options.threads or cpu_threads.get()
+    if call.old is not None and not arrays.same(call.old, c):
+        if isinstance(kernel, Launch):  # C keeps its values when there is no memory for the product
+            kernel.reserve(*prepared.operands(*used), threads)
+        arrays.store(call.old, c)
     form, job = prepared.form, b""
     for offset in form.offsets() if form.loops else _ONCE:
-        a, b, c = prepared.operands(x, y, target, offset)
+        views = prepared.operands(*used, offset)
         if isinstance(kernel, Launch):
-            job = kernel.job(a, b, c, terms.alpha, terms.beta, terms.bias, threads)
-            kernel.run(job, a, b)
+            job = kernel.job(*views, options.alpha, options.beta, call.bias, threads)
+            kernel.run(job, *views[:2])
         else:
-            kernel(a, b, c, alpha=terms.alpha, beta=terms.beta, bias=terms.bias, threads=threads)
-    if job and (x is call.x or not isinstance(y, PackedView)):  # compiled code converts both operands, or none
-        repeats.remember(call, prepared, (x, y, target), out, threads, job)
+            kernel(*views, alpha=options.alpha, beta=options.beta, bias=call.bias, threads=threads)
+    if job and (used[0] is call.a or not isinstance(call.b, PackedView)):  # compiled code converts both, or none
+        repeats.remember(call, prepared, used, out, threads, job)
     if cpu_threads.generation != generation:  # set_num_threads was called meanwhile, perhaps by another thread
         entry.forget()
 
@@ -213,26 +200,3 @@ def _zero(x: View, dtype: str, axis: int) -> View:
     shape = list(x.shape)
     shape[axis] = 1
     return View(_ZEROS.ctypes.data, tuple(shape), (0,) * len(shape), dtype, owner=_ZEROS)
-
-
-def writable(target: View, shape: Ints, result: str) -> None:
-    """Raise unless `out` can be written and takes a result of this shape and element type."""
-    if target.shape != shape:
-        raise ShapeError(
-            f"out has shape {target.shape}, and the product {shape}, to which it is non-broadcastable; pass an out of "
-            "that shape"
-        )
-    if not can_cast(result, target.dtype, "same_kind"):
-        have, want = dtypes.get(result).numpy, dtypes.get(target.dtype).numpy
-        raise DTypeError(
-            f"Cannot cast ufunc 'matmul' output from {have} to {want} with casting rule 'same_kind'; pass an out of "
-            f"{have}"
-        )
-    if not target.writable:
-        raise LayoutError(
-            "out cannot be written in place: it is read-only, has a foreign byte order, or is not an array"
-        )
-    if arrays.repeats(target):
-        raise LayoutError(
-            f"out has strides {target.strides}, so its elements share memory; pass one whose elements do not overlap"
-        )

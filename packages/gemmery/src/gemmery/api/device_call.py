@@ -1,8 +1,8 @@
 """A call on a CUDA device as data, and the table of what is known of calls.
 
 A call goes this way: `array_libraries` looks it up by what its arrays say of themselves, and has it, or else
-`on_device` reads and checks it, a `PlacedCall`. Without its memory that is a `DeviceCall`, of which `prepared` has the
-launches; `enqueue` puts them on a stream.
+`checked_call` reads and checks it, a `CheckedCall`. Without its memory that is a `DeviceCall`, of which `prepared` has
+the launches; `enqueue` puts them on a stream.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gemmery import arrays, dtypes
 from gemmery.arrange import Arrangement, Ints, arrange, layout
 from gemmery.arrays import View
 from gemmery.errors import LayoutError
-from gemmery.keywords import FIELDS, NO_OPTIONS, Options, for_kernel
+from gemmery.keywords import FIELDS, NO_OPTIONS, for_kernel
 from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
 
@@ -59,37 +59,6 @@ class OperandScales(NamedTuple):
 
 
 NO_SCALES = OperandScales()
-
-
-class PlacedCall(NamedTuple):
-    """A call with its memory, whose arguments have been checked."""
-
-    a: View
-    b: View
-    c: View  # without memory and strides until it is allocated
-    options: Options = NO_OPTIONS  # alpha, beta and precision as kernels take them
-    common: str = ""  # the type in which A and B are multiplied
-    result: str = ""  # that of C
-    old: View | None = None  # what beta multiplies
-    bias: View | None = None
-    epilogue: str = ""
-    scales: OperandScales = NO_SCALES
-    parts: tuple[int, int] = (0, 0)  # addresses of those of A and of B, where they were split before
-    offsets: View | None = None  # the ends of groups of rows
-
-    @property
-    def read(self) -> tuple[View | None, ...]:
-        """A, B, the bias, and the factors of A and of B."""
-        return self.a, self.b, self.bias, self.scales.a, self.scales.b
-
-    def still(self) -> DeviceCall:
-        """Return the call without its memory."""
-        bias, options = None if self.bias is None else self.bias.strides, self.options
-        split = "".join(operand for operand, pointer in zip("ab", self.parts, strict=True) if pointer)
-        return DeviceCall(
-            still(self.a), still(self.b), still(self.c), bias, self.epilogue, options.alpha != 1 or options.beta != 0,
-            for_kernel(options), self.scales.scaling, split, self.offsets is not None,
-        )  # fmt: skip
 
 
 class KnownOptions(NamedTuple):

@@ -1,4 +1,4 @@
-"""What a product on a device reads: where its operands are, their element types, precision, and factors.
+"""What a product on a device reads: the element types of its operands, its precision, and factors.
 
 Factors, `scale_a` and `scale_b`, that are numbers become a part of alpha; arrays go to the kernel.
 """
@@ -7,17 +7,16 @@ Factors, `scale_a` and `scale_b`, that are numbers become a part of alpha; array
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-
 from gemmery import arrays, config, dtypes
-from gemmery.api.device_call import NO_SCALES, OperandScales, PlacedCall, table
+from gemmery.api.checked import NUMBER, CheckedCall, located
+from gemmery.api.device_call import NO_SCALES, OperandScales, table
 from gemmery.api.options import dtype_name, scalar
 from gemmery.api.promote import can_cast, kernel_types, promoted, widened
 from gemmery.arrange import Ints
 from gemmery.arrays import View, view
-from gemmery.cuda import driver, ordered
+from gemmery.cuda import driver
 from gemmery.cuda.geometry import Scaling
-from gemmery.errors import ArgumentError, DTypeError, LayoutError, RefusedError, ShapeError, brief, is_one
+from gemmery.errors import ArgumentError, DTypeError, RefusedError, ShapeError, brief, is_one
 from gemmery.keywords import Options
 
 _HOPPER = 90  # the only compute capability with wgmma, by which 8-bit types and factors are multiplied
@@ -25,50 +24,25 @@ ROUNDED = ("bf16", "f16", "f32")  # results of 8-bit types, and of operands with
 _FEW_ROWS, _SMALL = 16, 1 << 28  # rows or columns of C, and multiply-adds, up to which mixed types are not converted
 BLOCK = 128  # rows and columns of an operand that share a factor
 SCALED = (*dtypes.FLOAT8, "int8", "f16", "bf16")  # element types of operands that may have factors
-NUMBER = (int, float, complex, np.number)
 
 
-def located(z: View) -> View:
-    """Return the view with the number of its device, which `__cuda_array_interface__` does not contain.
-
-    Raises LayoutError for an address or strides that are no multiples of the element size: a kernel that reads such
-    elements ends with an error after which the process cannot use the device.
-    """
-    if z.device == "cpu":
-        return z
-    size = dtypes.get(z.dtype).size
-    if z.pointer % size and 0 not in z.shape:
-        raise LayoutError(
-            f"address {z.pointer:#x} of elements of {size} bytes: it must be a multiple of the element size on a "
-            "device; copy the array first"
-        )
-    for n, stride in zip(z.shape, z.strides, strict=True):
-        if n > 1 and stride % size:
-            raise LayoutError(
-                f"strides {z.strides} of elements of {size} bytes: they must be multiples of the element size "
-                "on a device; copy the array first"
-            )
-    return z._replace(device=f"cuda:{ordered.where(z.pointer) if z.pointer else 0}") if z.device == "cuda" else z
-
-
-def types(a: View, b: View, dtype: Any, c: View | None = None) -> tuple[str, str]:
+def types(a: View, b: View, dtype: Any, c: View | None = None, old: View | None = None) -> tuple[str, str]:
     """Return the type to which A and B are converted, and that of the result.
 
-    `dtype` is what `dtype=` names. `c` is `out` or the C that beta multiplies, whose type decides on results of float8
-    and int8 that `dtype=` does not.
+    `dtype` is what `dtype=` names. Where it names none, that of `old`, the C that beta multiplies, or of `c`, which is
+    `out`, decides on results of float8 and int8.
 
     Raises DTypeError for types that the device does not multiply.
     """
-    dtype = None if dtype is None else dtype_name(dtype)
+    dtype, wide = None if dtype is None else dtype_name(dtype), old or c
     if a.dtype in dtypes.FLOAT8 or b.dtype in dtypes.FLOAT8:
-        return _of_float8(a, b, dtype or (c and c.dtype))
+        return _of_float8(a, b, dtype or (wide and wide.dtype))
     common = promoted(a.dtype, b.dtype)
-    if dtype is None and c is not None and common == "int8" and can_cast(common, c.dtype, "safe"):
-        dtype = c.dtype
-    if common == "int8" and dtype in ROUNDED:
-        return common, dtype
+    if dtype is None and wide is not None and common == "int8" and can_cast(common, wide.dtype, "safe"):
+        dtype = wide.dtype
     result = common if dtype is None else widened(common, dtype)
-    return operand_type(common, result), result
+    result = result if old is None else promoted(result, old.dtype)
+    return common if common == "int8" and result in ROUNDED else operand_type(common, result), result
 
 
 def operand_type(common: str, result: str) -> str:
@@ -76,7 +50,7 @@ def operand_type(common: str, result: str) -> str:
     return "bool" if result == "bool" else kernel_types(common, result)[0]
 
 
-def stay_mixed(call: PlacedCall) -> bool:
+def stay_mixed(call: CheckedCall) -> bool:
     """Return True if a kernel widens A and B of two types as it loads them: float8, and small products on CUDA cores.
 
     Others are converted before: that takes a small part of a large product, which then runs by a faster kernel.
@@ -106,6 +80,26 @@ def _of_float8(a: View, b: View, dtype: str | None) -> tuple[str, str]:
         f"a product of {long} into {dtypes.get(result).numpy} on {a.device}: the result can be bfloat16, float16 or "
         "float32; pass one of them as dtype=, or an out of that type"
     )
+
+
+def on_card(call: CheckedCall) -> CheckedCall:
+    """Return a checked call with what applies on devices alone: precision and factors, if the card has kernels for it.
+
+    Raises DTypeError where it has none, and RefusedError for a precision that it cannot have.
+    """
+    a, b, options, common, result = call.a, call.b, call.options, call.common, call.result
+    precision = options.precision
+    if call.offsets is None:
+        precision = None if options.semiring else resolved(precision, common, result, a.device)
+    options = options._replace(precision=precision, batch_invariant=bool(options.batch_invariant))
+    factors = (scales if call.offsets is None or len(b.shape) == 2 else group_scales)(options, a, b, common, result)
+    check_capability(common, result, bool(factors.kind), a.device)
+    if options.alpha == 0:  # BLAS then reads neither A nor B
+        a = a._replace(shape=(*a.shape[:-1], 0), dtype=common)
+        b = b._replace(shape=(*b.shape[:-2], 0, *b.shape[-1:]) if len(b.shape) > 1 else (0,), dtype=common)
+    if factors.factor != 1:
+        options = options._replace(alpha=scalar("scale_a times scale_b", options.alpha * factors.factor, result))
+    return call._replace(a=a, b=b, options=options, scales=factors)
 
 
 @lru_cache
@@ -213,7 +207,7 @@ def scales(options: Options, a: View, b: View, common: str, result: str) -> Oper
     """
     factor, of_a, of_b = _read_scales(options, a, common, result)
     if of_a is None and of_b is None:
-        return NO_SCALES if factor == 1 else OperandScales(factor=factor)
+        return NO_SCALES._replace(factor=factor)
     m, k = a.shape[-2] if len(a.shape) > 1 else 1, a.shape[-1]
     n = b.shape[-1] if len(b.shape) > 1 else 1
     alone = len(a.shape) <= 2 and len(b.shape) <= 2
@@ -247,7 +241,7 @@ def group_scales(options: Options, a: View, b: View, common: str, result: str) -
     """Return the factors of the rows of A and of the groups of B, as `scales` does for one product."""
     factor, of_a, of_b = _read_scales(options, a, common, result)
     if of_a is None and of_b is None:
-        return NO_SCALES if factor == 1 else OperandScales(factor=factor)
+        return NO_SCALES._replace(factor=factor)
     of_a = of_a and _spread("scale_a", of_a, (a.shape[0], 1))
     of_b = of_b and _spread("scale_b", of_b, (b.shape[0], b.shape[2]))
     (row, _), (group, column) = of_a.strides if of_a else (0, 0), of_b.strides if of_b else (0, 0)

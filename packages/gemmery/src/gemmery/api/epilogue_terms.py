@@ -9,7 +9,7 @@ import numpy as np
 
 from gemmery import dtypes
 from gemmery.api import array_libraries
-from gemmery.api.compute import writable
+from gemmery.api.checked import writable
 from gemmery.api.options import dtype_name, result_types, viewed
 from gemmery.api.promote import promoted
 from gemmery.arrange import Ints, result_shape

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gemmery import arrays, config, display, dtypes
-from gemmery.api import array_libraries, opaque, products, semirings
-from gemmery.api.compute import prepared_for, types_of
+from gemmery.api import array_libraries, opaque, products
+from gemmery.api.checks import checked_call
+from gemmery.api.compute import KernelTypes, prepared_for, types_of
 from gemmery.api.epilogue_terms import saved
-from gemmery.api.options import check_operands, epilogue, only_on_devices, record, result_types, thread_count
-from gemmery.arrange import Ints, result_shape
+from gemmery.api.options import check_operands, record
+from gemmery.arrange import result_shape
 from gemmery.arrays import View, view
 from gemmery.cpu import threads as cpu_threads
 from gemmery.cpu.packed_once import Packed
@@ -175,35 +176,31 @@ def explain(a: Any, b: Any, **keywords: "Unpack[MatmulOptions]") -> Explanation:
     x, y = view(a), b.memory if isinstance(b, Packed) else view(b)
     if x.device != "cpu" or y.device != "cpu":
         return _on_device(x, y, options)
-    only_on_devices(options)
-    common, result = result_types(x, y, options.dtype)
-    ring = semirings.check(options, common)
-    shape = _shape(x, y)
-    count = thread_count(options.threads) or cpu_threads.get()
-    epilogue_name, _, _ = epilogue(options.bias, options.activation, x, y, result)
-    source, out, other = types_of(x, y, common, result)
+    _shape(x, y)
+    call = checked_call("matmul", x, y, None, options)
+    types, ring = types_of(call), call.options.semiring
+    mixed = types.a != types.b
     if isinstance(b, Packed):
-        b.check(other or common, result, ring)
-        y = y._replace(dtype=other or source)
-    copies = () if other else _copies(x, y, source)
-    if result == "bool":
-        copies = (*copies, f"the {dtypes.get(out).numpy} counts of true pairs are compared with 0: the result is bool")
-    x, y = arrays.once_converted(x, source), arrays.once_converted(y, other or source)
-    target = View(0, shape, arrays.contiguous(shape, dtypes.get(out).size), out)
+        b.check(types.b if mixed else call.common, call.result, ring or "")
+        y = y._replace(dtype=types.b)
+    copies = () if mixed else _copies(x, y, types.a)
+    if call.result == "bool":
+        counts = dtypes.get(types.c).numpy
+        copies = (*copies, f"the {counts} counts of true pairs are compared with 0: the result is bool")
     if ring == "log_sum_exp":  # it is the logarithm of a product of float64
         copies = (
             *copies,
             "the exponentials of a and b, as float64: their product is log_sum_exp but for its logarithm",
         )
-        source = out = "f64"
-        x, y = arrays.once_converted(x, source), arrays.once_converted(y, source)
-        target, ring = View(0, shape, arrays.contiguous(shape, 8), out), ""
-    invariant = bool(options.batch_invariant)
-    prepared = prepared_for(source, out, x, y, target, epilogue_name, False, invariant, other, ring)
+        types, call = KernelTypes("f64", "f64", "f64"), call._replace(options=call.options._replace(semiring=None))
+    x, y = arrays.once_converted(x, types.a), arrays.once_converted(y, types.b)
+    c = View(0, call.c.shape, arrays.contiguous(call.c.shape, dtypes.get(types.c).size), types.c)
+    prepared = prepared_for(call, types, x, y, c)
     assert prepared is not None  # a contiguous C has adjacent elements
     from gemmery.limits import attainable
 
     plan, problem, form = prepared
+    count = call.options.threads or cpu_threads.get()
     peak, bandwidth, load = _limits(problem.dtype, min(count, cores()))
     limit = attainable(problem, peak, bandwidth, cache=host().l2)
     square = form.m == form.n and form.a == (form.b[0], form.b[2], form.b[1]) and worth_half(form.n, form.k)
@@ -349,12 +346,11 @@ def _explanation(plan: "Plan", problem: Problem, limits: tuple[float, float, "Bo
     )
 
 
-def _shape(x: View, y: View) -> Ints:
-    """Return the shape of a product. Raises ShapeError for one without a multiplication."""
+def _shape(x: View, y: View) -> None:
+    """Raise ShapeError for a product without a multiplication."""
     shape = result_shape(x.shape, y.shape)
     if 0 in shape or x.shape[-1] == 0:
         raise ShapeError(f"shapes {x.shape} and {y.shape}: there is nothing to multiply and to explain")
-    return shape
 
 
 def _copies(x: View, y: View, source: str) -> tuple[str, ...]:

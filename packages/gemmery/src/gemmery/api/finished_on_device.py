@@ -17,9 +17,10 @@ import numpy as np
 
 from gemmery import arrays, dtypes
 from gemmery.api import known_epilogues
+from gemmery.api.checked import located
 from gemmery.api.codes import bits_of, library_of
 from gemmery.api.device_call import DeviceCall, described, still, table, tell_once
-from gemmery.api.device_operands import located, operand_type, resolved, types
+from gemmery.api.device_operands import operand_type, resolved, types
 from gemmery.api.epilogue_operands import READ, at_index, kind_of, read_on_device
 from gemmery.api.epilogue_terms import Shapes, out_of, stored_as, types_of, with_kinds
 from gemmery.api.known_epilogues import EpilogueLaunch, TensorCall

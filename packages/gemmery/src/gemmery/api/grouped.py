@@ -9,16 +9,9 @@ import numpy as np
 
 from gemmery import arrays, dtypes
 from gemmery.api import array_libraries, opaque, products
-from gemmery.api.compute import writable
-from gemmery.api.options import (
-    check_activation,
-    check_bias,
-    host_ends,
-    only_on_devices,
-    own_options,
-    result_types,
-    viewed,
-)
+from gemmery.api.checked import writable
+from gemmery.api.checks import checked_call
+from gemmery.api.options import host_ends, own_options, result_types, viewed
 from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, view
 from gemmery.errors import ArgumentError, DTypeError, LayoutError, ShapeError
@@ -169,25 +162,18 @@ def _stacked(a: Any, b: Any, offsets: Any, out: Any, keywords: dict[str, Any]) -
 
         return on_device.grouped_product(x, y, where, shape, out, terms, keywords, multiply)
     arrays.together(a=x, b=y, offsets=where)
-    only_on_devices(terms)  # here too: groups may have no rows
+    call = checked_call("grouped_matmul", x, y, out, terms, shape=shape, offsets=where)
     ends = host_ends(offsets, x.shape[deep], "columns" if deep else "rows")
-    result = _result_type(x, y, shape, terms)
-    target = None if out is None else view(out)
-    if target is not None:
-        arrays.together(a=x, out=target)
-        writable(target, shape, result)
-    last = shape[0] if deep or not ends else ends[-1]
-    bias = None if terms.bias is None else viewed("bias", terms.bias)
-    apart = target is not None and any(z and arrays.overlap(z, target) for z in (x, y, bias))
+    last, bias = shape[0] if deep or not ends else ends[-1], call.bias
+    apart = out is not None and any(z and arrays.overlap(z, call.c) for z in call.read)
     like = arrays.kind(a, b)
-    array = arrays.empty(like, shape, result).array if target is None or apart else out
-    arrays.unchanged(a=x, b=y, bias=bias, out=target)  # from here on no code of an argument runs
+    array = arrays.empty(like, shape, call.result).array if out is None or apart else out
+    # From here on no code of an argument runs.
+    arrays.unchanged(a=x, b=y, bias=bias, out=None if out is None else call.c)
     a, b = sliceable(a, x), sliceable(b, y)
-    terms = terms._replace(
-        bias=bias and sliceable(terms.bias, bias), dtype=None if terms.dtype is None else dtypes.get(result).numpy
-    )
-    multiply(a, b, ends, array, terms)
-    if target is not None and apart:
+    dtype = None if terms.dtype is None else dtypes.get(call.result).numpy
+    multiply(a, b, ends, array, terms._replace(bias=bias and sliceable(terms.bias, bias), dtype=dtype))
+    if apart:
         arrays.store(view(array[:last]), view(out[:last]))
         arrays.written(out)
     return arrays.wrap(like, array) if out is None else out
@@ -234,17 +220,6 @@ def _check_ends(offsets: View, groups: int) -> None:
         raise DTypeError(f"offsets are {dtypes.get(offsets.dtype).numpy}, and row numbers are integers; pass int32")
 
 
-def _result_type(x: View, y: View, shape: Ints, terms: Options) -> str:
-    """Return the element type of the result. Raises for a dtype, bias or activation that `matmul` would refuse."""
-    result = result_types(x, y, terms.dtype)[1]
-    check_activation(terms.activation, result)
-    if terms.bias is not None:
-        bias = view(terms.bias)
-        arrays.together(a=x, bias=bias)
-        check_bias(bias, (y.shape[0], shape[-1]), result)
-    return result
-
-
 def _listed(a: Any, b: Any, out: Any, terms: Options) -> list[Any]:
     """Return the products of two lists of matrices, computed one after the other."""
     for name, operand in (("a", a), ("b", b)):
@@ -276,14 +251,11 @@ def _listed(a: Any, b: Any, out: Any, terms: Options) -> list[Any]:
         shape = result_shape(x.shape, y.shape)
         if out is None:
             continue
-        target, bias = view(out[i]), each[i].bias  # all are checked before the first is written
-        result = target.dtype
-        if x.device == "cpu":
-            only_on_devices(each[i])
-            result = _result_type(x, y, shape, terms._replace(bias=None))
-            if bias is not None:
-                check_bias(view(bias), shape[1:], result)
-        writable(target, shape, result)
+        if x.device == "cpu":  # all are checked before the first is written
+            checked_call("matmul", x, y, out[i], each[i])
+        else:
+            target = view(out[i])
+            writable(target, shape, target.dtype)
 
     return [products.matmul(a[i], b[i], of(out, i), **each[i].passed()) for i in range(count)]
 

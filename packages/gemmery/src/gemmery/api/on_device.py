@@ -13,36 +13,14 @@ from typing import Any
 import numpy as np
 
 from gemmery import arrays, dtypes
-from gemmery.api import array_libraries, complex_products, semirings
+from gemmery.api import array_libraries, complex_products
 from gemmery.api.array_libraries import NO_PARTS, Keywords
-from gemmery.api.compute import writable
-from gemmery.api.device_call import PlacedCall
-from gemmery.api.device_operands import (
-    NUMBER,
-    ROUNDED,
-    check_capability,
-    group_scales,
-    located,
-    operand_type,
-    resolved,
-    scales,
-    stay_mixed,
-    types,
-)
-from gemmery.api.options import (
-    added,
-    check_added,
-    check_beta,
-    check_bias,
-    check_values,
-    epilogue_name,
-    host_ends,
-    scalar,
-    viewed,
-)
+from gemmery.api.checked import CheckedCall, bias_shape, located
+from gemmery.api.checks import checked_call
+from gemmery.api.device_operands import stay_mixed
+from gemmery.api.options import host_ends
 from gemmery.api.prepared import PreparedLaunch, TieredLaunch, prepare, prepare_groups, specialized
-from gemmery.api.promote import promoted
-from gemmery.arrange import Ints, result_shape
+from gemmery.arrange import Ints
 from gemmery.arrays import View, view
 from gemmery.cuda import driver, ordered
 from gemmery.cuda.launch import packed_scalars
@@ -52,7 +30,7 @@ from gemmery.keywords import NO_OPTIONS, Options
 
 
 def product(
-    name: str, x: View, y: View, out: Any, options: Options, keywords: Keywords, parts: tuple[int, int] = NO_PARTS
+    name: str, a: View, b: View, out: Any, options: Options, keywords: Keywords, parts: tuple[int, int] = NO_PARTS
 ) -> Any:
     """Return the product of two arrays by their views, one of which is on a device, for the function `name`.
 
@@ -64,7 +42,7 @@ def product(
             f"threads={brief(options.threads)} applies to products on the CPU only, and the operands are on a device; "
             "leave it out"
         )
-    placed = checked_call(name, x, y, out, options, parts)
+    placed = checked_call(name, a, b, out, options, parts)
     call = for_kernels(placed, converted)
     arrays.unchanged(a=placed.a, b=placed.b, c=placed.old, out=None if out is None else placed.c)
     direct = out is not None and _is_direct(call)
@@ -80,9 +58,9 @@ def product(
     return finished(placed.a, call.c) if out is None else out
 
 
-def planned(x: View, y: View, options: Options) -> PreparedLaunch:
+def planned(a: View, b: View, options: Options) -> PreparedLaunch:
     """Return what `product` runs for a new result of a product that comes back often, without running it."""
-    call = for_kernels(checked_call("matmul", x, y, None, options), arrays.once_converted)
+    call = for_kernels(checked_call("matmul", a, b, None, options), arrays.once_converted)
     c = call.c._replace(strides=arrays.contiguous(call.c.shape, dtypes.get(call.result).size))
     call = call._replace(c=c)
     return specialized((complex_products.as_real(call) if complex_products.pays(call) else call).still())
@@ -100,64 +78,7 @@ def write(a: View, b: View, c: View, precision: str | None = None) -> TieredLaun
     return _write(call._replace(c=c._replace(dtype=call.result)))
 
 
-def checked_call(
-    name: str, a: View, b: View, out: Any, options: Options, parts: tuple[int, int] = NO_PARTS,
-    shape: Ints | None = None, offsets: View | None = None,
-) -> PlacedCall:  # fmt: skip
-    """Return a call of the function `name` that has been checked: types, shape, options and factors.
-
-    C is `out`, or has neither memory nor strides. Its shape follows from A and B, except with offsets.
-    """
-    a, b = located(a), located(b)
-    c, old = (None if array is None else located(view(array)) for array in (out, options.old))
-    arrays.together(a=a, b=b, out=c, c=old)
-    common, result = types(a, b, options.dtype, old or c)
-    if old is not None and old.dtype in dtypes.FLOAT8:
-        raise DTypeError(f"{added(name)} is {dtypes.get(old.dtype).numpy}: what beta multiplies is float16 or wider")
-    if old is not None and common not in dtypes.FLOAT8:
-        result = promoted(result, old.dtype)
-        common = common if common == "int8" and result in ROUNDED else operand_type(common, result)
-    semiring, precision = semirings.check(options, common) or None, options.precision
-    if offsets is None:
-        precision = None if semiring else resolved(precision, common, result, a.device)
-    alpha, beta = options.alpha, options.beta
-    if result != "bool" or name in ("gemm", "gemv"):
-        alpha, beta = scalar("alpha", alpha, result), scalar("beta", beta, result)
-    check_beta(name, beta, old)
-    check_values(options)
-    shape = result_shape(a.shape, b.shape) if shape is None else shape
-    if old is not None:
-        check_added(name, old, shape)
-    if c is not None:
-        writable(c, shape, result)
-    factors = (scales if offsets is None or len(b.shape) == 2 else group_scales)(options, a, b, common, result)
-    epilogue, bias = epilogue_name(options.bias, options.activation, result), options.bias
-    if isinstance(options.bias, NUMBER):
-        options = options._replace(bias=scalar("bias", options.bias, result))
-        bias = View(0, (), (), dtypes.get(result).accumulator, a.device, a.stream)
-    elif bias is not None:
-        bias = located(viewed("bias", bias))
-        arrays.together(a=a, bias=bias)
-        check_bias(bias, _bias_shape(b, offsets), result)
-    check_capability(common, result, bool(factors.kind), a.device)
-    if alpha == 0:  # BLAS then reads neither A nor B
-        a = a._replace(shape=(*a.shape[:-1], 0), dtype=common)
-        b = b._replace(shape=(*b.shape[:-2], 0, *b.shape[-1:]) if len(b.shape) > 1 else (0,), dtype=common)
-    if factors.factor != 1:
-        alpha = scalar("scale_a times scale_b", alpha * factors.factor, result)
-    options = options._replace(
-        alpha=alpha, beta=beta, batch_invariant=bool(options.batch_invariant), precision=precision, semiring=semiring
-    )
-    c = c or View(0, shape, (), result, a.device, a.stream)
-    return PlacedCall(a, b, c, options, common, result, old, bias, epilogue, factors, parts, offsets)
-
-
-def _bias_shape(b: View, offsets: View | None) -> Ints:
-    n: Ints = (b.shape[-1] if len(b.shape) > 1 else 1,)
-    return (b.shape[0], *n) if offsets is not None and len(b.shape) == 3 else n
-
-
-def for_kernels(call: PlacedCall, convert: Callable[[View, str], View]) -> PlacedCall:
+def for_kernels(call: CheckedCall, convert: Callable[[View, str], View]) -> CheckedCall:
     """Return a call whose A, B and bias have the types that a kernel reads, by `convert`.
 
     A bias has the shape of all columns, its strides may be 0. One that is a number has no memory yet.
@@ -167,7 +88,7 @@ def for_kernels(call: PlacedCall, convert: Callable[[View, str], View]) -> Place
         a, b = convert(a, call.common), convert(b, call.common)
     if bias is not None:
         bias = convert(bias, dtypes.get(call.result).accumulator)
-        shape, column = _bias_shape(b, call.offsets), 0 if bias.shape in ((), (1,)) else bias.strides[-1]
+        shape, column = bias_shape(b, call.offsets), 0 if bias.shape in ((), (1,)) else bias.strides[-1]
         group = bias.strides[0] if len(bias.shape) == 2 else 0
         bias = bias._replace(shape=shape, strides=(group, column)[-len(shape) :])
     return call if a is call.a and b is call.b and bias is None else call._replace(a=a, b=b, bias=bias)
@@ -178,7 +99,7 @@ def converted(z: View, dtype: str) -> View:
     return z if z.dtype == dtype else view(arrays.astype(z.array, dtype))
 
 
-def _is_direct(call: PlacedCall) -> bool:
+def _is_direct(call: CheckedCall) -> bool:
     """Return False where a product is written to other memory and copied: kernels and `out` do not allow else."""
     c, old, real = call.c, call.old, complex_products.pays(call)
     if c.dtype != call.result:
@@ -190,7 +111,7 @@ def _is_direct(call: PlacedCall) -> bool:
     return not (real and any(arrays.overlap(z, c) for z in (call.a, call.b)))
 
 
-def _write(call: PlacedCall) -> TieredLaunch | None:
+def _write(call: CheckedCall) -> TieredLaunch | None:
     """Write a product to C, which has the result's element type; return what ran.
 
     None for one without elements, and for a complex one by real ones.
@@ -204,7 +125,7 @@ def _write(call: PlacedCall) -> TieredLaunch | None:
     return served
 
 
-def enqueue(call: PlacedCall, served: TieredLaunch | None) -> None:
+def enqueue(call: CheckedCall, served: TieredLaunch | None) -> None:
     """Put a product on A's stream, between what the streams of the other operands do; by real products if None."""
     a, c, old, options = call.a, call.c, call.old, call.options
     with ordered.between(a, {z.stream for z in (*call.read, call.offsets, c, old) if z is not None}):
@@ -230,7 +151,7 @@ def enqueue(call: PlacedCall, served: TieredLaunch | None) -> None:
             run(*places, a.stream, pointers[2], pointers[6], scalars, extra)
 
 
-def _apart(z: View, call: PlacedCall) -> View:
+def _apart(z: View, call: CheckedCall) -> View:
     """Return an operand, or a copy of the memory that it spans where that overlaps C."""
     if not arrays.overlap(z, call.c):
         return z
@@ -284,7 +205,7 @@ def finished(a: View, c: View) -> Any:
 
 
 def grouped_product(
-    x: View, y: View, offsets: View, shape: Ints, out: Any, options: Options, keywords: Keywords,
+    a: View, b: View, offsets: View, shape: Ints, out: Any, options: Options, keywords: Keywords,
     multiply_groups: Callable[..., None],
 ) -> Any:  # fmt: skip
     """Return the products of the groups; the views are those of a, b and the offsets, `shape` is the result's.
@@ -293,16 +214,16 @@ def grouped_product(
     kernel reads the offsets.
     """
     offsets = located(offsets)
-    check_offsets(located(x), offsets)
-    placed = checked_call("grouped_matmul", x, y, out, options, NO_PARTS, shape, offsets)
+    check_offsets(located(a), offsets)
+    placed = checked_call("grouped_matmul", a, b, out, options, NO_PARTS, shape, offsets)
     if placed.c.dtype != placed.result:  # rows that belong to no group keep their values
         have, want = dtypes.get(placed.c.dtype).numpy, dtypes.get(placed.result).numpy
         raise DTypeError(f"out is {have} and the result {want}; pass an out of {want}, or dtype={have!r}")
     call = for_kernels(placed, converted)
     if out is None:
         call = call._replace(c=new(call.a, shape, call.result))
-    groups = y.shape[0]
-    if 0 not in shape and (groups or len(y.shape) == 2):  # without, a kernel has neither a matrix nor an offset to read
+    groups = b.shape[0]
+    if 0 not in shape and (groups or len(b.shape) == 2):  # without, a kernel has neither a matrix nor an offset to read
         ends = _launch_groups(call) if groups else [0] * shape[0]
         if isinstance(ends, list):
             _one_by_one(placed._replace(c=call.c), ends, options, multiply_groups)
@@ -328,7 +249,7 @@ def check_offsets(a: View, offsets: View) -> None:
         raise LayoutError(f"offsets have a stride of {offsets.strides[0]} bytes; pass a contiguous array of int32")
 
 
-def _launch_groups(call: PlacedCall) -> list[int] | TieredLaunch:
+def _launch_groups(call: CheckedCall) -> list[int] | TieredLaunch:
     """Write the products to C by one launch; return it, or the ends of the groups where no kernel does so."""
     a, offsets, deep = call.a, call.offsets, len(call.b.shape) == 2
     rows, what = (a.shape[1], "columns") if deep else (a.shape[0], "rows")
@@ -355,7 +276,7 @@ def _launch_groups(call: PlacedCall) -> list[int] | TieredLaunch:
     return served
 
 
-def _one_by_one(call: PlacedCall, ends: list[int], options: Options, multiply_groups: Callable[..., None]) -> None:
+def _one_by_one(call: CheckedCall, ends: list[int], options: Options, multiply_groups: Callable[..., None]) -> None:
     """Write a product for each group; to other memory first where C overlaps what later groups read."""
     a, b, c = call.a, call.b, call.c
     if not any(z and arrays.overlap(z, c) for z in call.read):

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from gemmery import arrays
-from gemmery.api.compute import writable
+from gemmery.api.checked import writable
 from gemmery.arrange import Ints
 from gemmery.arrays import view
 from gemmery.arrays.reading import SHORT

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from gemmery import arrays, dtypes
+from gemmery import dtypes
 from gemmery.api.promote import can_cast, promoted, widened
 from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, view
 from gemmery.cpu import threads as cpu_threads
 from gemmery.errors import ArgumentError, DTypeError, GemmeryError, LayoutError, ShapeError, brief
-from gemmery.keywords import ACTIVATIONS, DEFAULTS, LIKE_NUMPY, NAMES, NO_OPTIONS, OPTIONS, Options
+from gemmery.keywords import ACTIVATIONS, DEFAULTS, LIKE_NUMPY, NAMES, NO_OPTIONS, OPTIONS, SEMIRINGS, Options
 
 # The values that ask for what is done anyway, and the way out for others.
 _NUMPYS: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -283,22 +283,35 @@ def only_on_devices(options: Options) -> None:
             raise ArgumentError(f"{name}={brief(value)} applies to products on a CUDA device only; {option.on_cpu}")
 
 
-def epilogue(bias: Any, activation: str | None, x: View, y: View, result: str) -> tuple[str, View | None, View | None]:
-    """Return the epilogue's name in a Problem, and the bias twice: as it is, and as accumulators for kernels.
+_OF_NO_SEMIRING = {
+    "bias": "add it to the result",
+    "activation": "apply it to the result",
+    "precision": "leave it out",
+    **dict.fromkeys(("scale_a", "scale_b"), "multiply the operands by them first"),
+}
 
-    Those are n and contiguous, or one with stride 0.
+
+def check_semiring(options: Options, common: str) -> str | None:
+    """Return the semiring of a product of operands that promote to `common`; None for the usual one, which bools have.
+
+    Raises ArgumentError for a name that is none and for options that it has not, DTypeError for other element types.
     """
-    result_shape(x.shape, y.shape)  # bad shapes are reported before a bad epilogue
-    n = y.shape[-1] if len(y.shape) > 1 else 1
-    name, bias_view, row = epilogue_name(bias, activation, result), None, None
-    if bias is not None:
-        bias_view = viewed("bias", bias)
-        arrays.together(a=x, bias=bias_view)
-        check_bias(bias_view, (n,), result)
-        row = arrays.converted(bias_view, dtypes.get(result).accumulator)
-        step = 0 if bias_view.shape in ((), (1,)) else row.strides[0]
-        row = row._replace(shape=(n,), strides=(step,))
-    return name, bias_view, row
+    name: Any = options.semiring
+    if name is None:
+        return None
+    if not isinstance(name, str) or name not in SEMIRINGS:
+        raise ArgumentError(f"semiring={brief(name)} must be one of {', '.join(SEMIRINGS)}, or None")
+    for option, way_out in _OF_NO_SEMIRING.items():
+        if getattr(options, option) is not None:
+            raise ArgumentError(f"semiring={name!r} has no {option}: {way_out}")
+    long, kind = dtypes.get(common).numpy, dtypes.get(common).kind
+    if name == "or_and":
+        if kind != "b" or options.dtype is not None:
+            raise DTypeError(f"semiring='or_and' takes bools, not {options.dtype or long}: pass a != 0 and b != 0")
+        return None
+    if kind != "f" or common in dtypes.FLOAT8:
+        raise DTypeError(f"semiring={name!r} takes float64, float32, float16 and bfloat16, not {long}: convert first")
+    return str(name)
 
 
 def epilogue_name(bias: Any, activation: str | None, result: str) -> str:

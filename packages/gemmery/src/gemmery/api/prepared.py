@@ -27,6 +27,7 @@ from gemmery.cuda.launch import (
     CudaLaunch,
     Ready,
     first_arguments,
+    loaded,
     mapped_argument,
     packed_scalars,
     product_argument,
@@ -203,14 +204,9 @@ def alone(launches: Sequence[Geometry], problem: Problem, a: View, b: View, c: V
     """Return launches of a product's pre-pass, which read A and B by address and multiply nothing."""
     ordinal = int(problem.device.partition(":")[2])
     argument = mapped_argument(product_argument(problem, a, b, c), problem, (), tensormaps.encoded)
-    functions = [
-        first_arguments(
-            int(driver.function(each.source, each.kernel, ordinal, each.shared)), each.grid, each.block, each.shared
-        )
-        for each in launches
-    ]
     overlaps = tuple(each.overlaps for each in launches)
-    return Ready(functions, argument, ordinal, 0, problem.c_layout == "col", overlaps)
+    kernels = [loaded(each, ordinal) for each in launches]
+    return Ready(kernels, argument, ordinal, 0, problem.c_layout == "col", overlaps)
 
 
 def _ready(plan: dispatch.Plan, form: Arrangement, problem: Problem, call: DeviceCall) -> PreparedLaunch:

@@ -6,28 +6,14 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, overload
 
-from gemmery import arrays, config
+from gemmery import config
 from gemmery.api import array_libraries, opaque, semirings
 from gemmery.api.array_libraries import NO_PARTS, SPLIT, Keywords
+from gemmery.api.checks import checked_call
 from gemmery.api.compute import product
-from gemmery.api.options import (
-    added,
-    check_added,
-    check_beta,
-    check_operands,
-    epilogue,
-    filling,
-    only_on_devices,
-    own_options,
-    result_types,
-    scalar,
-    single,
-    thread_count,
-    viewed,
-)
-from gemmery.api.promote import promoted
-from gemmery.api.repeats import PLAIN, Terms
+from gemmery.api.options import check_operands, filling, own_options, single, viewed
 from gemmery.arrange import result_shape
+from gemmery.arrays import View
 from gemmery.cpu import entry
 from gemmery.cpu.packed_once import Packed
 from gemmery.errors import ArgumentError, DTypeError, ShapeError
@@ -134,46 +120,50 @@ def _matmul(a: Any, b: Any, /, out: Any = None, **keywords: Any) -> Any:
         done = path(a, b, out, "matmul", None, keywords or None)
         if done is not None:
             return done
-    return _planned(a, b, out, keywords)
+    return _product("matmul", a, b, out, Options(**keywords) if keywords else NO_OPTIONS, keywords)
 
 
-def _planned(a: Any, b: Any, out: Any, keywords: dict[str, Any]) -> Any:
-    """Return a product that no fast path of a device has."""
-    options = Options(**keywords) if keywords else NO_OPTIONS
+def _product(name: str, a: Any, b: Any, out: Any, options: Options, keywords: Keywords) -> Any:
+    """Return a product that no fast path of a device has, of the function `name`."""
     parts = NO_PARTS
     if SPLIT and not SPLIT.isdisjoint((type(a), type(b))):
         from gemmery.api import splitting
 
         a, b, parts = splitting.sources(a, b, options.precision)
-        done = array_libraries.served(a, b, out, "matmul", None, keywords, parts)
+        done = array_libraries.served(a, b, out, "matmul", None, keywords, parts) if name == "matmul" else None
         if done is not None:
             return done
-    if type(b) in array_libraries.QUANTIZED:
+    if name == "matmul" and type(b) in array_libraries.QUANTIZED:
         from gemmery.api.quantized_products import product as by_codes
 
         _compile_entries()
         return by_codes(a, b, out, options, multiply)
-    if (halves := _of_halves(a, b, out, keywords)) is not None:
+    if name == "matmul" and (halves := _of_halves(a, b, out, keywords)) is not None:
         return halves
-    x, y = viewed("a", a), b.memory if isinstance(b, Packed) else viewed("b", b)
+    x, y = viewed("a", a), b.memory if isinstance(b, Packed) else viewed("x" if name == "gemv" else "b", b)
+    _check_dimensions(name, x, y)
     if x.device != "cpu" or y.device != "cpu":
         from gemmery.api import on_device
 
-        return on_device.product("matmul", x, y, out, options, keywords, parts)
-    only_on_devices(options)
-    common, result = result_types(x, y, options.dtype)
-    terms = PLAIN
-    if options is not NO_OPTIONS:
-        name, bias_view, row = epilogue(options.bias, options.activation, x, y, result)
-        terms = Terms(
-            epilogue=name, bias=row, threads=thread_count(options.threads), bias_array=options.bias,
-            bias_view=bias_view, dtype=options.dtype, invariant=bool(options.batch_invariant),
-            semiring=semirings.check(options, common),
-        )  # fmt: skip
-    _compile_entries()
-    if out is not None:
+        return on_device.product(name, x, y, out, options, keywords, parts)
+    if out is not None and name == "matmul":
         x, y = filling(x, y, viewed("out", out).shape)
-    return (semirings.product if terms.semiring else product)(a, b, x, y, common, result, out, terms)
+    call = checked_call(name, x, y, out, options, operands=(a, b))
+    _compile_entries()
+    return (semirings.product if call.options.semiring else product)(call, out)
+
+
+def _check_dimensions(name: str, a: View, b: View) -> None:
+    """Raise ShapeError for operands of gemm that are no matrices, and of gemv that are not a matrix and a vector."""
+    if name == "gemv" and (len(a.shape) != 2 or len(b.shape) != 1):
+        raise ShapeError(
+            f"gemv multiplies a matrix and a vector (got shapes {a.shape} and {b.shape}); use gm.matmul for other "
+            "shapes"
+        )
+    if name == "gemm" and (len(a.shape) < 2 or len(b.shape) < 2):
+        raise ShapeError(
+            f"gemm multiplies matrices (got shapes {a.shape} and {b.shape}); use gm.gemv or gm.matmul for vectors"
+        )
 
 
 multiply: Callable[..., Any] = _matmul  # or the compiled entry, from the first product on
@@ -332,39 +322,7 @@ def _scaled(name: str, a: Any, b: Any, c: Any, out: Any, alpha: Any, beta: Any, 
     done = array_libraries.scaled(a, b, c, out, name, alpha, beta, keywords)
     if done is not None:
         return done
-    options, parts = Options(**keywords, alpha=alpha, beta=beta, old=c), NO_PARTS
-    if SPLIT and not SPLIT.isdisjoint((type(a), type(b))):
-        from gemmery.api import splitting
-
-        a, b, parts = splitting.sources(a, b, options.precision)
-    x, y = viewed("a", a), b.memory if isinstance(b, Packed) else viewed("x" if name == "gemv" else "b", b)
-    if name == "gemv" and (len(x.shape) != 2 or len(y.shape) != 1):
-        raise ShapeError(
-            f"gemv multiplies a matrix and a vector (got shapes {x.shape} and {y.shape}); use gm.matmul for other "
-            "shapes"
-        )
-    if name == "gemm" and (len(x.shape) < 2 or len(y.shape) < 2):
-        raise ShapeError(
-            f"gemm multiplies matrices (got shapes {x.shape} and {y.shape}); use gm.gemv or gm.matmul for vectors"
-        )
-    if x.device != "cpu" or y.device != "cpu":
-        from gemmery.api import on_device
-
-        return on_device.product(name, x, y, out, options, keywords, parts)
-    only_on_devices(options)
-    common = result = promoted(x.dtype, y.dtype)
-    old = None if options.old is None else viewed(added(name), options.old)
-    if old is not None:
-        arrays.together(a=x, b=y, c=old)
-        check_added(name, old, result_shape(x.shape, y.shape))
-        result = promoted(common, old.dtype)
-    alpha, beta = scalar("alpha", options.alpha, result), scalar("beta", options.beta, result)
-    check_beta(name, beta, old)
-    if beta == 0:
-        old = None
-    terms = Terms(alpha, beta, old, threads=thread_count(options.threads), widens=old is None and result != common)
-    _compile_entries()
-    return product(a, b, x, y, common, result, out, terms)
+    return _product(name, a, b, out, Options(**keywords, alpha=alpha, beta=beta, old=c), keywords)
 
 
 def _of_halves(a: Any, b: Any, out: Any, options: dict[str, Any]) -> Any:

@@ -8,18 +8,18 @@ from importlib import import_module
 from typing import Any
 
 from gemmery import arrays, dtypes
+from gemmery.api.checked import writable
+from gemmery.api.checks import checked_call
 from gemmery.api.codes import FORMATS, bits_of, cast, checked_dtype, decoded, from_e4m3, library_of
-from gemmery.api.compute import writable
+from gemmery.api.compute import with_accumulators
 from gemmery.api.device_call import keep, still
 from gemmery.api.options import (
     check_activation,
     check_bias,
     dtype_name,
-    epilogue,
     epilogue_name,
     host_ends,
     only_on_devices,
-    thread_count,
     viewed,
 )
 from gemmery.api.packed import prepare_packed, prepare_unpacking
@@ -127,20 +127,17 @@ def _on_cpu(x: Any, v: View, matrix: QuantizedMatrix, out: Any, options: Options
     count, panels = math.prod(shape[:-1]), panels_for(matrix, result)
     if panels is None or 0 in (*shape, k) or not (count <= _FEW or options.batch_invariant):
         return multiply(x, _expanded(matrix, v.dtype), out, **options.passed())
-    _, _, row = epilogue(options.bias, options.activation, v, View(0, (k, n), (0, 0), result), result)
+    call = with_accumulators(checked_call("matmul", v, View(0, (k, n), (0, 0), v.dtype), out, options))
     arrays.unchanged(a=v)
     z = v if v.dtype == result else arrays.converted(v, result)
     flat = view((x if arrays.allocates(x) and z is v else arrays.as_numpy(z)).reshape(1, count, k))
-    target = None if out is None else viewed("out", out)
-    if target is not None:
-        writable(target, shape, result)
     like, size = arrays.kind(x, matrix.packed), dtypes.get(result).size
     written = arrays.empty(like, shape, result)
     c = View(written.pointer, (1, count, n), (0, n * size, size), result)
-    panels.multiply(flat, c, row, options.activation or "", thread_count(options.threads) or cpu_threads.get())
-    if target is None:
+    panels.multiply(flat, c, call.bias, options.activation or "", call.options.threads or cpu_threads.get())
+    if out is None:
         return arrays.wrap(like, written.array)
-    arrays.store(written, target)
+    arrays.store(written, call.c)
     arrays.written(out)
     return out
 

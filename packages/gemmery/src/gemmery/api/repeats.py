@@ -1,4 +1,4 @@
-"""A product on the CPU as data, and what the compiled entry gets of it, so that it runs the next one like it."""
+"""What the compiled entry gets of a product on the CPU, so that it runs the next one like it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gemmery import arrays, config, dispatch, dtypes
+from gemmery.api.checked import CheckedCall
+from gemmery.api.options import result_types
 from gemmery.arrange import Arrangement, Three
 from gemmery.arrays import View
 from gemmery.cpu import entry
@@ -25,38 +27,6 @@ if TYPE_CHECKING:
     from gemmery.dispatch.cpu import Family
 
 
-class Terms(NamedTuple):
-    """The parameters of a product besides A and B."""
-
-    alpha: complex = 1
-    beta: complex = 0
-    old: View | None = None  # the C that beta multiplies
-    epilogue: str = ""
-    bias: View | None = None
-    threads: int | None = None
-    bias_array: Any = None  # the bias as the caller passed it
-    bias_view: View | None = None  # its memory
-    dtype: Any = None  # the type of the result, as the caller passed it
-    semiring: str = ""
-    invariant: bool = False  # the bits of a row must not depend on the number of rows
-    widens: bool = False  # the result has another type than operands like these give
-
-
-PLAIN = Terms()
-
-
-class Call(NamedTuple):
-    """A call with arguments that have been checked, except `out`."""
-
-    a: Any
-    b: Any
-    x: View  # the memory of a and b
-    y: View
-    common: str  # the element type to which a and b promote
-    result: str  # that of the product
-    terms: Terms
-
-
 class Prepared(NamedTuple):
     """A product without its memory."""
 
@@ -64,18 +34,16 @@ class Prepared(NamedTuple):
     problem: Problem
     form: Arrangement
 
-    def operands(self, x: View, y: View, target: View, offset: Three = (0, 0, 0)) -> tuple[View, View, View]:
+    def operands(self, a: View, b: View, c: View, offset: Three = (0, 0, 0)) -> tuple[View, View, View]:
         """Return the operands of one run of the kernel."""
-        a, b, c = x.pointer + offset[0], y.pointer + offset[1], target.pointer + offset[2]
-        return arrays.operands(self.form, self.problem, a, b, c)
+        p, q, r = a.pointer + offset[0], b.pointer + offset[1], c.pointer + offset[2]
+        return arrays.operands(self.form, self.problem, p, q, r)
 
 
 Used = tuple[View, View, View]  # A, B and C
 
 
-def remember(
-    call: Call, prepared: Prepared, used: Used, out: Any, threads: int, job: bytes
-) -> None:  # fmt: skip
+def remember(call: CheckedCall, prepared: Prepared, used: Used, out: Any, threads: int, job: bytes) -> None:
     """Store the job of a product. `used` are the views of its operands, or of converted copies, and of the result.
 
     The kernel is one for every shape. If there is a faster one for this shape, it is compiled in the background for
@@ -96,9 +64,9 @@ def remember(
     often = status == entry.OFTEN or calls == 1
     entry.remember(kind, key, array, _work(prepared, used, job), calls if better and not often else 0)
     if better and often:
-        bias = None if call.terms.bias is None else call.terms.bias._replace(owner=None)
-        x, y, _ = used
-        views = x._replace(owner=None), y._replace(owner=None), c._replace(owner=None)
+        bias = None if call.bias is None else call.bias._replace(owner=None)
+        a, b, _ = used
+        views = a._replace(owner=None), b._replace(owner=None), c._replace(owner=None)
 
         def store(plan: dispatch.Plan) -> None:
             better = prepared._replace(plan=plan)
@@ -113,14 +81,15 @@ def remember(
 _tiers = functools.cache(config.tiers)  # reading the environment takes 1.5 us
 
 
-def _tell_of_types(call: Call, kind: Kind, result: np.dtype[Any]) -> None:
+def _tell_of_types(call: CheckedCall, kind: Kind, result: np.dtype[Any]) -> None:
     """Let the entry convert operands and a bias like these."""
-    converts = kind.a.dtype is not call.a.dtype or kind.b.dtype is not call.b.dtype
-    if converts and not isinstance(call.y, PackedView):  # NumPy cannot read a stand-in for panels
-        entry.promote(call.a.dtype, call.b.dtype, result)
+    (a, b), bias = call.operands, call.options.bias
+    converts = kind.a.dtype is not a.dtype or kind.b.dtype is not b.dtype
+    if converts and not isinstance(call.b, PackedView):  # NumPy cannot read a stand-in for panels
+        entry.promote(a.dtype, b.dtype, result)
     used: Any = None if kind.bias is None or call.common != call.result else kind.bias.dtype
-    if isinstance(used, np.dtype) and used is not call.terms.bias_array.dtype:  # a tensor's bias is not converted
-        entry.convert_bias(result, call.terms.bias_array.dtype, used)
+    if isinstance(used, np.dtype) and used is not bias.dtype:  # a tensor's bias is not converted
+        entry.convert_bias(result, bias.dtype, used)
 
 
 def _job(prepared: Prepared, views: Used, bias: View | None, threads: int) -> bytes:
@@ -199,55 +168,53 @@ def member(family: Family, problem: Problem) -> Member:
 _ONCE = 4  # 60 us on one thread are not more than a plan and half of them on two
 
 
-def remember_aside(call: Call, target: View, out: Any) -> None:
+def remember_aside(call: CheckedCall, c: View, out: Any) -> None:
     """Store that products into arrays like `out` are computed in other memory, and copied."""
     skips = out is None or call.result == "bool" or _has_tensors(call, out)  # compiled code copies no tensor to `out`
-    kind = None if skips else _kind(call, call.x, call.y, target, out)
+    kind = None if skips else _kind(call, call.a, call.b, c, out)
     if kind is not None and kind.out is not None:
         dtype = _dtype(call)
-        entry.remember(kind, kind.key(), ArrayKey(dtype, target.shape, target.strides), None)
-        if isinstance(dtype, np.dtype) and target.dtype not in (
-            call.result,
-            "bf16",
-        ):  # rounding to bfloat16 is arrays.store's
+        entry.remember(kind, kind.key(), ArrayKey(dtype, c.shape, c.strides), None)
+        if isinstance(dtype, np.dtype) and c.dtype not in (call.result, "bf16"):  # arrays.store rounds to bfloat16
             entry.allow_cast(dtype, out.dtype)
 
 
-def _kind(call: Call, x: View, y: View, target: View, out: Any) -> Kind | None:
+def _kind(call: CheckedCall, a: View, b: View, c: View, out: Any) -> Kind | None:
     """Return the key of a product, or None if its arguments are none that compiled code reads."""
-    terms = call.terms
-    alone = terms.widens or terms.invariant or (terms.threads or 0) > _ONE_OBJECT or terms.alpha == 0
-    if alone or not (_plain(call.a) and _plain(call.b)):
+    options, old, (left, right) = call.options, call.old, call.operands
+    alone = options.batch_invariant or (options.threads or 0) > _ONE_OBJECT or options.alpha == 0
+    if alone or not (_plain(left) and _plain(right)):
         return None
-    if _has_tensors(call, out) and not (x.owner is call.a and y.owner is call.b):
-        return None  # compiled code converts no tensor
+    if old is None and call.result != result_types(call.a, call.b, options.dtype)[1]:
+        return None  # operands like these give another type
+    as_they_are = a.owner is left and b.owner is right
+    if not as_they_are and (call.common != call.result or _has_tensors(call, out)):
+        return None  # compiled code converts operands to the type of the result alone, and no tensor
     dtype = _dtype(call)
-    if call.common != call.result and not (x.owner is call.a and y.owner is call.b):
-        return None  # compiled code converts operands to the type of the result alone
     if out is None:
-        written = ArrayKey(dtype, target.shape, target.strides) if terms.old is not None else None
-    elif _plain(out) and target.owner is out:
-        written = _array_of(out, target)
+        written = ArrayKey(dtype, c.shape, c.strides) if old is not None else None
+    elif _plain(out) and c.owner is out:
+        written = _array_of(out, c)
     else:
         return None
-    old: Any = None if terms.old is None else terms.old.owner
-    if terms.old is not None and not (_plain(old) and written and _element(old, terms.old) is written.dtype):
+    own: Any = None if old is None else old.owner
+    if old is not None and not (_plain(own) and written and _element(own, old) is written.dtype):
         return None
-    bias = _bias(terms.bias_array, terms.bias)
-    if bias is None or not (terms.dtype is None or _names_a_type(terms.dtype)):
+    bias = _bias(options.bias, call.bias)
+    if bias is None or not (options.dtype is None or _names_a_type(options.dtype)):
         return None
     return Kind(
-        _array(call.a, x, call.x, dtype),
-        _array(call.b, y, call.y, dtype),
+        _array(left, a, call.a, dtype),
+        _array(right, b, call.b, dtype),
         written,
         None if bias is _NUMBER or bias is _NO_BIAS else bias,
         bias is _NUMBER,
-        terms.alpha != 1 or terms.beta != 0,
-        terms.beta != 0,
-        activation_of(terms.epilogue),
-        terms.dtype,
-        terms.threads,
-        semiring=terms.semiring,
+        call.scaled,
+        options.beta != 0,
+        activation_of(call.epilogue),
+        options.dtype,
+        options.threads,
+        semiring=options.semiring or "",
     )
 
 
@@ -280,8 +247,8 @@ def _plain(x: Any) -> bool:
     return (type(x) is np.ndarray and x.dtype.metadata is None) or _elements(x) is not None
 
 
-def _has_tensors(call: Call, out: Any) -> bool:
-    return any(_elements(x) is not None for x in (call.a, call.b, out))
+def _has_tensors(call: CheckedCall, out: Any) -> bool:
+    return any(_elements(z) is not None for z in (*call.operands, out))
 
 
 def _elements(x: Any) -> dict[str, Element] | None:
@@ -319,13 +286,14 @@ def _array_of(x: Any, view: View) -> ArrayKey:
     return ArrayKey(_element(x, view), view.shape, view.strides)
 
 
-def _dtype(call: Call) -> np.dtype[Any] | Element:
+def _dtype(call: CheckedCall) -> np.dtype[Any] | Element:
     """Return the element type of a new result."""
-    elements = _elements(call.a) or _elements(call.b)
+    a, b = call.operands
+    elements = _elements(a) or _elements(b)
     if elements is not None:
         return elements[call.result]
-    own: np.dtype[Any] = call.a.dtype
-    return own if call.x.dtype == call.result and own.isnative else arrays.numpy_dtype(call.result)
+    own: np.dtype[Any] = a.dtype
+    return own if call.a.dtype == call.result and own.isnative else arrays.numpy_dtype(call.result)
 
 
 def _array(operand: Any, used: View, viewed: View, dtype: np.dtype[Any] | Element) -> ArrayKey:

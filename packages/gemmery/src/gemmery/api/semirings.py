@@ -1,4 +1,4 @@
-"""Products in which other operations take the place of addition and multiplication: what is checked, log_sum_exp.
+"""Products in which other operations take the place of addition and multiplication: what they are, and log_sum_exp.
 
 C[i, j] is the "sum" over k of the "products" of A[i, k] and B[k, j]:
 
@@ -20,66 +20,41 @@ from typing import Any
 
 import numpy as np
 
-from gemmery import arrays, dtypes
+from gemmery import arrays
 from gemmery.api import compute
-from gemmery.api.repeats import Terms
-from gemmery.arrays import View, view
+from gemmery.api.checked import CheckedCall
+from gemmery.api.checks import checked_call
+from gemmery.arrays import view
 from gemmery.cpu.packed_once import PackedView
 from gemmery.dtypes import Array
-from gemmery.errors import ArgumentError, DTypeError, brief
-from gemmery.keywords import SEMIRINGS, Options
+from gemmery.keywords import NO_OPTIONS
 
-_NOTHING = {"bias": "add it to the result", "activation": "apply it to the result", "precision": "leave it out"}
-_FACTORS = dict.fromkeys(("scale_a", "scale_b"), "multiply the operands by them first")
 # Sums of exponentials below this may have lost terms that underflow; those above lost less than 2^-60 of themselves.
 _LEAST = 2.0**-900
 _AT_ONCE = 1 << 20  # terms that are evaluated one by one at a time
 
 
-def check(options: Options, common: str) -> str:
-    """Return the semiring of a product of operands that promote to `common`; "" for the usual one, which bools have.
-
-    Raises ArgumentError for a name that is none and for options that it has not, DTypeError for other element types.
-    """
-    name: Any = options.semiring
-    if name is None:
-        return ""
-    if not isinstance(name, str) or name not in SEMIRINGS:
-        raise ArgumentError(f"semiring={brief(name)} must be one of {', '.join(SEMIRINGS)}, or None")
-    for option, way_out in {**_NOTHING, **_FACTORS}.items():
-        if getattr(options, option) is not None:
-            raise ArgumentError(f"semiring={name!r} has no {option}: {way_out}")
-    long, kind = dtypes.get(common).numpy, dtypes.get(common).kind
-    if name == "or_and":
-        if kind != "b" or options.dtype is not None:
-            raise DTypeError(f"semiring='or_and' takes bools, not {options.dtype or long}: pass a != 0 and b != 0")
-        return ""
-    if kind != "f" or common in dtypes.FLOAT8:
-        raise DTypeError(f"semiring={name!r} takes float64, float32, float16 and bfloat16, not {long}: convert first")
-    return name
-
-
-def product(a: Any, b: Any, x: View, y: View, common: str, result: str, out: Any, terms: Terms) -> Any:
-    """Return the product of views on the CPU in the semiring of `terms`, as `compute.product` does."""
-    if terms.semiring != "log_sum_exp":
-        return compute.product(a, b, x, y, common, result, out, terms)
-    if isinstance(y, PackedView):
-        b.check(common, result, terms.semiring)
-    arrays.unchanged(a=x, b=y)
-    left, right = (arrays.as_numpy(z if z.dtype == "f64" else arrays.converted(z, "f64")) for z in (x, y))
-    value = log_sum_exp(left, right, terms)
+def product(call: CheckedCall, out: Any) -> Any:
+    """Return the product on the CPU in the semiring of the call, as `compute.product` does."""
+    if call.options.semiring != "log_sum_exp":
+        return compute.product(call, out)
+    a, b = call.operands
+    if isinstance(call.b, PackedView):
+        b.check(call.common, call.result, call.options.semiring)
+    arrays.unchanged(a=call.a, b=call.b)
+    p, q = (arrays.as_numpy(z if z.dtype == "f64" else arrays.converted(z, "f64")) for z in (call.a, call.b))
+    value = log_sum_exp(p, q, call.options.threads)
     like = arrays.kind(a, b) if out is None else value
-    target = arrays.empty(like, value.shape, result)
-    arrays.store(view(value), target)
+    c = arrays.empty(like, value.shape, call.result)
+    arrays.store(view(value), c)
     if out is None:
-        return arrays.wrap(like, target.owner)
-    compute.writable(view(out), value.shape, result)
-    arrays.store(target, view(out))
+        return arrays.wrap(like, c.owner)
+    arrays.store(c, call.c)
     arrays.written(out)
     return out
 
 
-def log_sum_exp(a: Array, b: Array, terms: Terms) -> Array:
+def log_sum_exp(a: Array, b: Array, threads: int | None) -> Array:
     """Return log(sum over k of exp(a[i, k] + b[k, j])) of float64.
 
     That is a product of exponentials, each divided by that of the largest element of its row of A or column of B. Where
@@ -93,7 +68,8 @@ def log_sum_exp(a: Array, b: Array, terms: Terms) -> Array:
         with np.errstate(all="ignore"):
             tops = [_finite(z.max(axis, keepdims=True, initial=-np.inf)) for z, axis in ((a, -1), (b, -2))]
             p, q = (np.exp(z - top) for z, top in zip((a, b), tops, strict=True))
-            sums = compute.product(p, q, view(p), view(q), "f64", "f64", None, Terms(threads=terms.threads))
+            options = NO_OPTIONS._replace(threads=threads)
+            sums = compute.product(checked_call("matmul", view(p), view(q), None, options, operands=(p, q)), None)
             values = np.log(sums) + tops[0] + tops[1]
             lost = ~((sums >= _LEAST) & (sums < np.inf))
         if lost.any():

@@ -49,6 +49,12 @@ def first_arguments(
     return (function, *grid, *block, shared)
 
 
+def loaded(launch: Geometry, ordinal: int) -> FirstArguments:
+    """Return a launch with its kernel, which is loaded on this device."""
+    function = int(driver.function(launch.source, launch.kernel, ordinal, launch.shared))
+    return first_arguments(function, launch.grid, launch.block, launch.shared)
+
+
 class ArgumentMemory:
     """The memory of an argument, for one call at a time; `words` are its bytes, 8 at a time.
 
@@ -225,15 +231,7 @@ class CudaLaunch:
         if reason:
             raise RefusedError(reason)
         self._ordinal = card.ordinal
-        self._launches = [
-            first_arguments(
-                int(driver.function(launch.source, launch.kernel, self._ordinal, launch.shared)),
-                launch.grid,
-                launch.block,
-                launch.shared,
-            )
-            for launch in self.geometry.launches
-        ]
+        self._launches = [loaded(launch, self._ordinal) for launch in self.geometry.launches]
 
     def ready(
         self, a: View, b: View, c: View, bias: View | None = None, scaling: Scaling | None = None, room: int = 0

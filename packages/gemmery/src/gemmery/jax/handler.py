@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import jax
 
 from gemmery import dispatch, dtypes, tiers
-from gemmery.api.compute import prepared_for
+from gemmery.api.compute import KernelTypes, prepare
 from gemmery.api.device_call import keep, low_bits, table
 from gemmery.api.device_operands import get_float32_precision
 from gemmery.api.options import only_on_devices
@@ -104,7 +104,8 @@ def prepared(product: StaticProduct) -> Prepared:
     Raises ArgumentError for a precision, which only products on a CUDA device have.
     """
     only_on_devices(Options(precision=product.precision or None))
-    done = prepared_for(product.dtype, product.out, *product.operands())
+    (a, b, c), types = product.operands(), KernelTypes(product.dtype, product.dtype, product.out)
+    done = prepare(types, (a.shape, b.shape, c.shape), (a.strides, b.strides, c.strides))
     assert done is not None  # C is contiguous
     return done
 

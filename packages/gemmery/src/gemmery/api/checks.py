@@ -1,0 +1,83 @@
+"""The one place where the arguments of a call are checked, on the CPU and on devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemmery import arrays, dtypes
+from gemmery.api.checked import NUMBER, CheckedCall, bias_shape, located, writable
+from gemmery.api.device_call import NO_SCALES
+from gemmery.api.options import (
+    added,
+    check_added,
+    check_beta,
+    check_bias,
+    check_semiring,
+    check_values,
+    epilogue_name,
+    only_on_devices,
+    result_types,
+    scalar,
+    thread_count,
+    viewed,
+)
+from gemmery.api.promote import promoted
+from gemmery.arrange import Ints, result_shape
+from gemmery.arrays import View
+from gemmery.errors import DTypeError
+from gemmery.keywords import Options
+
+
+def checked_call(
+    name: str, a: View, b: View, out: Any, options: Options, parts: tuple[int, int] = (0, 0),
+    shape: Ints | None = None, offsets: View | None = None, operands: tuple[Any, Any] = (None, None),
+) -> CheckedCall:  # fmt: skip
+    """Return a call of the function `name` that has been checked: types, shape, options and factors.
+
+    C is `out`, or has neither memory nor strides. Its shape follows from A and B, except with offsets.
+    """
+    c, old = None if out is None else viewed("out", out), None
+    if options.old is not None:
+        old = viewed(added(name), options.old)
+    on_cpu = a.device == "cpu"
+    if not on_cpu:
+        a, b, c, old = located(a), located(b), c and located(c), old and located(old)
+    if not a.device == b.device == (c or a).device == (old or a).device:
+        arrays.together(a=a, b=b, out=c, c=old)
+    if on_cpu:
+        only_on_devices(options)
+        common, result = result_types(a, b, options.dtype)
+        result = result if old is None else promoted(result, old.dtype)
+    else:
+        from gemmery.api import device_operands
+
+        if old is not None and old.dtype in dtypes.FLOAT8:
+            raise DTypeError(
+                f"{added(name)} is {dtypes.get(old.dtype).numpy}: what beta multiplies is float16 or wider"
+            )
+        check_values(options)
+        common, result = device_operands.types(a, b, options.dtype, c, old)
+    shape = result_shape(a.shape, b.shape) if shape is None else shape
+    epilogue, bias = epilogue_name(options.bias, options.activation, result), None
+    if options.threads is not None or options.semiring is not None:
+        options = options._replace(threads=thread_count(options.threads), semiring=check_semiring(options, common))
+    if name in ("gemm", "gemv"):
+        alpha, beta = scalar("alpha", options.alpha, result), scalar("beta", options.beta, result)
+        options = options._replace(alpha=alpha, beta=beta)
+    check_beta(name, options.beta, old)
+    if old is not None:
+        check_added(name, old, shape)
+    if not on_cpu and isinstance(options.bias, NUMBER):
+        options = options._replace(bias=scalar("bias", options.bias, result))
+        bias = View(0, (), (), dtypes.get(result).accumulator, a.device, a.stream)
+    elif options.bias is not None:
+        bias = viewed("bias", options.bias)
+        bias = bias if on_cpu else located(bias)
+        arrays.together(a=a, bias=bias)
+        check_bias(bias, bias_shape(b, offsets), result)
+    if c is not None:
+        writable(c, shape, result)
+    c = c or View(0, shape, (), result, a.device, a.stream)
+    old = None if on_cpu and options.beta == 0 else old
+    call = CheckedCall(a, b, c, options, common, result, old, bias, epilogue, operands, NO_SCALES, parts, offsets)
+    return call if on_cpu else device_operands.on_card(call)

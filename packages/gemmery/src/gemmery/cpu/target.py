@@ -195,8 +195,8 @@ class Constants(NamedTuple):
 # MKL's speed: f32 n = 384 1.04, 0.96, 512 0.99, 0.98, 1024 0.94, 1.03; f64 384 1.03, 1.01, 512 0.98, 1.00.
 _DIRECT_MANY_INTEL = 0.5
 # With AVX2 a step of streams has 10 loads and stores for 12 multiply-adds. Zen 3, us, operands in turn over 40 MB,
-# streams and packed: f32, 24 x 1024 x 1024 685, 794, 60 rows 1690, 1587, 130 rows 3758, 3147; f64, 48 x 700 x 700 1232,
-# 1238.
+# streams and packed: f32, 24 x 1024 x 1024 687, 796, 60 rows 1694, 1591, 130 rows 3771, 3205; f64, 48 x 700 x 700 1240,
+# 1253.
 _STREAMED_AVX2 = 48
 
 

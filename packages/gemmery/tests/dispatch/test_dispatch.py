@@ -8,8 +8,9 @@ from gemmery.errors import RefusedError
 from gemmery.problem import Problem
 
 MIB = 1 << 20
-ZEN = host()._replace(cpu="AMD EPYC", l2=MIB)
-XEON = host()._replace(cpu="Intel(R) Xeon(R)", l2=2 * MIB)
+ZEN = host()._replace(cpu="AMD EPYC", isa="avx512", l2=MIB)
+ZEN_3 = ZEN._replace(isa="avx2")
+XEON = host()._replace(cpu="Intel(R) Xeon(R)", isa="avx512", l2=2 * MIB)
 
 
 def first(problem, target=ZEN):
@@ -30,8 +31,7 @@ def first(problem, target=ZEN):
         ((8, 1024, 1024), "streamed"),
         ((5, 400, 400), "streamed"),
         ((6, 400, 400), "streamed"),
-        ((15, 300, 300), "streamed"),
-        ((16, 300, 300), "direct"),
+        ((15, 300, 300), "direct"),
         ((6, 250, 250), "direct"),
         ((33, 400, 400), "direct"),
         ((600, 600, 48), "packed"),
@@ -46,6 +46,19 @@ def first(problem, target=ZEN):
 )
 def test_the_shape_decides(sizes, rung):
     assert first(Problem(*sizes, "f32", "f32")) == rung
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rung"),
+    [
+        ((15, 300, 300), "streamed"),
+        ((16, 300, 300), "direct"),
+        ((48, 1024, 1024), "streamed"),
+        ((49, 1024, 1024), "packed"),
+    ],
+)
+def test_with_avx2_a_b_in_memory_is_streamed_earlier_and_for_fewer_rows(sizes, rung):
+    assert first(Problem(*sizes, "f32", "f32"), ZEN_3) == rung
 
 
 def test_a_column_major_result_is_the_product_of_the_transposes():

@@ -296,7 +296,8 @@ def _tiles(
     mr, nr = register.mr, register.nr
     with module.function(f"{prefix}tiles", *_TILES, *PARAMS, local=True) as f:
         mc, nc, kc = f["mc"], f["nc"], f["kc"]
-        a_panel, b_panel = panel_bytes(operands(product, register)[0], kc), f["b_panel"]
+        panels_a, panels_b = operands(product, register)
+        a_panel, b_panel = panel_bytes(panels_a, kc), f["b_panel"]
         tile_buffer = f.buffer(mr * nr * SIZES[product.accumulator])
         # Going down columns keeps a panel of B in L1. A product with small k mainly writes C, and going along rows
         # writes it page by page (4096 x 4096 x 32, f64, Zen 4: 50 GFLOP/s, against 44 down columns).
@@ -309,7 +310,7 @@ def _tiles(
                 c = f["c"] + i * f["c_row"] + j * product.out_size
                 a, b = f["a"] + i // mr * a_panel, f["b"] + j // nr * b_panel
                 steps = steps_of(product, kc)
-                coming = b + b_panel + i // mr * (steps * AHEAD)
+                coming = b + b_panel + i // mr * (steps * (panels_b.row // AHEAD))
                 rows, columns = f.min(mc - i, mr), f.min(nc - j, nr)
                 whole = is_plain(f, product, register, rows, columns)
                 with _smaller(f, register, rows, columns, (steps, a, b, tile_buffer), once, prefix):

@@ -7,6 +7,7 @@ Rows past the edge repeat the last one or are zero: their results are never stor
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
@@ -101,8 +102,29 @@ def _copy(f: Function, panels: Panels) -> None:
     """Pack elements that are adjacent across: load vectors, convert, store."""
     k, group = f["k"], panels.product.group
     whole = k if group == 1 else k // group * group
+    if group == 1 and f.target.isa == "avx2":
+        done = f["count"] // panels.width * panels.width
+        _copy_whole(f, panels, done)
+        with f.if_(done < f["count"]):
+            _copy_rows(f, panels, done, k, masks_of(f, panels, f["count"] - done))
+        return
     with f.loop(0, f["count"], panels.width) as i:
         under_masks(f, panels, f["count"] - i, lambda masks: _copy_rows(f, panels, i, whole, masks))
+
+
+def _copy_whole(f: Function, panels: Panels, stop: Value) -> None:
+    """Pack whole panels up to `stop`, row after row, as they lie in memory.
+
+    With AVX2 a row of a panel is one line, and a panel at once would read each from a page of its own (1024 x 342 of
+    1024 x 1024, f32, Zen 3: 340 us for three panel by panel, 280 so).
+    """
+    cell = SIZES[panels.product.cell]
+    lanes = f.target.lanes(cell)
+    with f.loop(0, f["k"]) as p, f.loop(0, stop, panels.width) as i:
+        source, to = f["source"] + p * f["along"] + i * panels.element, panel(f, panels, i) + p * panels.row
+        for v in range(0, panels.width, lanes):
+            cells = load(f, panels, source + v * panels.element, min(lanes, panels.width - v))
+            f.store(cells, to + v * cell)
 
 
 def under_masks(f: Function, panels: Panels, rest: Value, body: Callable[[Sequence[Value | None]], None]) -> None:
@@ -111,15 +133,20 @@ def under_masks(f: Function, panels: Panels, rest: Value, body: Callable[[Sequen
     Whole rows have a body without masks (6 x 2048 x 512, Zen 4: f32 1.3 times as fast, c64 1.6). With AVX-512, cells of
     several elements have one body for both: they gain little, and two take LLVM 15 ms longer.
     """
-    width, lanes = panels.width, f.target.lanes(SIZES[panels.product.cell])
-    masks = [f.first_lanes(f.max(rest - v, 0), min(lanes, width - v)) for v in range(0, width, lanes)]
+    masks = masks_of(f, panels, rest)
     if f.target.isa == "avx512" and panels.product.group > 1:
         body(masks)
         return
-    with f.if_(rest >= width):
+    with f.if_(rest >= panels.width):
         body([None] * len(masks))
     with f.else_():
         body(masks)
+
+
+def masks_of(f: Function, panels: Panels, rest: Value) -> list[Value]:
+    """Return a mask for each vector of a panel row of which `rest` elements exist."""
+    width, lanes = panels.width, f.target.lanes(SIZES[panels.product.cell])
+    return [f.first_lanes(f.max(rest - v, 0), min(lanes, width - v)) for v in range(0, width, lanes)]
 
 
 def _copy_rows(f: Function, panels: Panels, i: Value, whole: Value, masks: Sequence[Value | None]) -> None:
@@ -229,6 +256,9 @@ def _turn_rows(f: Function, panels: Panels, i: Value, stop: Value, chunks: list[
                 read(p, f.first_lanes(f["k"] - p, block))
         else:
             read(p, None)
+            if f.target.isa == "avx2" and panels.width % lanes:  # A: its rows are short, and begin on other pages
+                for row in itertools.chain(*rows):
+                    f.prefetch(row + f["across"] * panels.width + p * panels.element, locality=2)
         transposed = [transpose(f, [row.value for row in some]) for some in loaded]
         for step in range(lanes):
             at = to + (p // product.group + step) * panels.row

@@ -257,10 +257,9 @@ def added(f: Function, product: Product, new: Value, total: Value) -> Value:
 # Sums of C in vectors, times nv, of the tiles for one row and for two, which take several panels side by side. Each is
 # a stream for the prefetchers: one alone leaves most of a core's requests to memory unused.
 ABREAST = 4
-AHEAD = 16  # bytes of the next panel of B that a step prefetches: 16 tiles of 6 rows prefetch 256 bytes, one step of it
-AHEAD_FROM = (
-    256  # smallest step of B's panel, in bytes, for which that pays: a narrower panel would be prefetched too often
-)
+AHEAD = 16  # tiles of a block of A, 6 rows each: a step of one prefetches 1/16 of a step of the next panel of B
+# The smallest step of B's panel, in bytes, for which that pays: a narrower panel would be prefetched too often.
+AHEAD_FROM = {"avx2": 64, "avx512": 256}
 # Bytes of a panel of B by which its lines are prefetched where B was packed once: with few rows it comes from memory,
 # and the hardware's prefetcher of one stream leaves most of a core's requests unused. One thread of Emerald Rapids,
 # 4096 x 4096, f32: m = 4 from 10.7 to 14.0 GB/s of B, 16 from 8.0 to 9.2, 32 from 5.9 to 6.4; 512 as before.
@@ -295,9 +294,10 @@ def tile_loop(
 
     Each step has nv loads of B, mr broadcasts of A and mr * nv multiply-adds. With 6 x 4 vectors of AVX-512 these are
     24 independent chains, which more than covers a latency of 4 cycles on two ports. The panel of A comes from L2 and
-    is prefetched `prefetch` steps ahead; the hardware prefetches the panel of B. The next panel of B comes from L3,
-    which no hardware prefetcher anticipates: each tile prefetches its share into L2, AHEAD bytes per step from `coming`
-    on (Emerald Rapids, n = 2048: f32 from 209 to 222 GFLOP/s, f64 from 100 to 108).
+    is prefetched `prefetch` steps ahead, except with AVX2, whose steps of 6 cycles that makes longer; the hardware
+    prefetches the panel of B. The next panel of B comes from L3, which no hardware prefetcher anticipates: each tile
+    prefetches its share into L2, from `coming` on (Emerald Rapids, n = 2048: f32 from 209 to 222 GFLOP/s, f64 from 100
+    to 108).
 
     A complex product sums the products with A's real parts, then those with its imaginary ones, and adds the two sums.
     Then those of x y* and of y x* are conjugates of each other to the last bit, and x x* is real. One sum of both in
@@ -333,10 +333,11 @@ def tile_loop(
         with f.loop(first, steps, parts) as p:
             a_row = a + p * (tile.mr * size)
             b_rows = [panel + p * row for panel in panels]
-            f.prefetch(a_row + prefetch * tile.mr * size)
+            if f.target.isa != "avx2":
+                f.prefetch(a_row + prefetch * tile.mr * size)
             _prefetch_stream(f, b_rows, row if once else 0)
-            if coming is not None and row >= AHEAD_FROM:
-                f.prefetch(coming + p * AHEAD, locality=2)
+            if coming is not None and row >= AHEAD_FROM.get(f.target.isa, 256):
+                f.prefetch(coming + p * (row // AHEAD), locality=2)
             _step(f, product, tile, a_row, b_rows, totals, width)
 
     walk(0)

@@ -62,3 +62,9 @@ def test_a_shell_that_exports_them_changes_nothing():
 
 def test_every_variable_that_steers_a_rival_is_cleared():
     assert not [prefix for prefix in libraries.STEERING if not prefix.startswith(DISTORTING)]
+
+
+@pytest.mark.parametrize("time", ["first", "second"])
+def test_a_raised_limit_of_recursion_is_lowered_again(time):
+    assert sys.getrecursionlimit() < 12_345
+    sys.setrecursionlimit(12_345)

@@ -8,12 +8,16 @@ import gc
 import os
 import signal
 import sys
+import zlib
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from hypothesis import settings
+
+T = TypeVar("T")
 
 # Variables that change which kernels run, on how many threads, or how a terminal looks: name or prefix.
 DISTORTING = (
@@ -228,13 +232,26 @@ def collect() -> Callable[[], int]:
     return gc.collect
 
 
+@pytest.fixture
+def sample(request: pytest.FixtureRequest) -> Callable[[Iterable[T], int], list[T]]:
+    """A function that gives what a test goes through: with --few one in n, each case from another one on, else all."""
+    first = zlib.crc32(request.node.nodeid.encode())
+
+    def sampled(values: Iterable[T], n: int) -> list[T]:
+        every = list(values)
+        return every[first % min(n, len(every)) :: n] if thins(request.config) else every
+
+    return sampled
+
+
 @pytest.fixture(autouse=True)
 def own_environment() -> Iterator[None]:
     """Undo what a test does to the environment, so that the next one starts from the same."""
     for name in ("COLUMNS", "LINES"):
         os.unsetenv(name)  # readline sets them when it is imported, where os.environ does not show them
-    before = dict(os.environ)
+    before, frames = dict(os.environ), sys.getrecursionlimit()
     yield
+    sys.setrecursionlimit(frames)  # mypy raises it, and an epilogue three times as deep then takes 15 s
     for name in {name for name, _ in os.environ.items() ^ before.items()} - {"PYTEST_CURRENT_TEST"}:
         if name in before:
             os.environ[name] = before[name]

@@ -62,7 +62,9 @@ def test_documents_write_shares_as_numbers():
 
 def test_comments_and_docstrings_write_shares_as_numbers():
     assert len(SOURCES) > 300
-    shares = {str(path.relative_to(ROOT)): shares_in_words(remarks(path)) for path in SOURCES}
+    # To read the remarks of all files takes 5 s: those without any such word have no share.
+    named = [path for path in SOURCES if re.search(f"{PART}|half", path.read_text(), re.IGNORECASE)]
+    shares = {str(path.relative_to(ROOT)): shares_in_words(remarks(path)) for path in named}
     assert {name: words for name, words in shares.items() if words} == {}
 
 

@@ -57,8 +57,14 @@ def test_a_shell_that_exports_them_changes_nothing():
     assert done.returncode == 0, done.stdout[-3000:]
     assert "core:" not in done.stdout.lower()  # OpenBLAS with OPENBLAS_VERBOSE=2 names its kernels when it is loaded
     assert "core:" not in done.stderr.lower()
-    assert "4 passed" in done.stdout
+    assert "6 passed" in done.stdout
 
 
 def test_every_variable_that_steers_a_rival_is_cleared():
     assert not [prefix for prefix in libraries.STEERING if not prefix.startswith(DISTORTING)]
+
+
+@pytest.mark.parametrize("time", ["first", "second"])
+def test_a_raised_limit_of_recursion_is_lowered_again(time):
+    assert sys.getrecursionlimit() < 12_345
+    sys.setrecursionlimit(12_345)

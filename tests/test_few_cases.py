@@ -91,24 +91,38 @@ def run(tmp_path):
 
 @pytest.mark.process
 def test_tests_that_are_named_keep_every_case(run):
-    text = "import pytest\n@pytest.mark.many\n@pytest.mark.parametrize('n', range(33))\ndef test_some(n): pass\n"
-    assert "3 passed, 30 deselected" in run("--few", some=text)
-    assert "33 passed" in run("--few", "test_some.py")
+    text = (
+        "import pytest\n@pytest.mark.many\n@pytest.mark.parametrize('n', range(33))\ndef test_some(n): pass\n"
+        "def test_inside(sample, pytestconfig):\n"
+        "    assert len(sample(range(9), 3)) == (9 if 'test_some.py' in pytestconfig.args else 3)\n"
+    )
+    assert "4 passed, 30 deselected" in run("--few", some=text)
+    assert "34 passed" in run("--few", "test_some.py")
 
 
 @pytest.mark.process
-def test_a_test_with_many_cases_and_no_marker_keeps_a_third(run):
-    text = "import pytest\n@pytest.mark.parametrize('n', range(42))\ndef test_some(n): pass\n"
-    assert "14 passed, 28 deselected" in run("--few", some=text)
-    assert "40 passed" in run("--few", some=text.replace("42", "40"))
-
-
-@pytest.mark.process
-def test_a_sampled_file_keeps_one_test_in_n(run):
+def test_what_is_left_without_a_marker_in_a_sampled_file_and_inside_a_test(run):
+    """In one run, because each takes 1.4 s."""
+    many = "import pytest\n@pytest.mark.parametrize('n', range(42))\ndef test_many(n): pass\n"
     tests = "\n".join(f"def test_{name}(): pass" for name in "abcdefg")
-    text = f"import pytest\npytestmark = pytest.mark.sampled(3)\n{tests}\n"
-    output = run("--few", some=text)
-    assert "3 passed, 4 deselected" in output
+    inside = (
+        "seen = []\n"
+        "def test_one(sample): seen.append(sample(range(10), 3))\n"
+        "def test_two(sample): seen.append(sample(range(10), 3))\n"
+        "def test_three(sample): seen.append(sample(range(10), 3))\n"
+        "def test_all(sample):\n"
+        "    assert sample('a', 3) == ['a']\n"
+        "    assert all(len(each) < 10 and each == list(range(each[0], 10, 3)) for each in seen)\n"
+        "    assert len({each[0] for each in seen}) > 1\n"
+    )
+    output = run(
+        "--few",
+        many=many,
+        usual=many.replace("42", "40").replace("many", "usual"),
+        sampled=f"import pytest\npytestmark = pytest.mark.sampled(3)\n{tests}\n",
+        inside=inside,
+    )
+    assert f"{14 + 40 + 3 + 4} passed, {28 + 4} deselected" in output
     assert [name for name in "abcdefg" if f"test_{name} PASSED" in output] == ["a", "d", "g"]
 
 

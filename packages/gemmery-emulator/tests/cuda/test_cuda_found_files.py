@@ -232,6 +232,7 @@ def test_overloads_are_named_by_their_parameters():
         ),
     ],
 )
+@pytest.mark.many(3)
 def test_what_nvcc_takes_of_the_library(tmp_path, text):
     file = tmp_path / "k.cu"
     file.write_text(f"{text}int main() {{}}\n")

@@ -78,7 +78,7 @@ def operand_boxes(problem: Problem, tile: Instance) -> tuple[MapBox, MapBox]:
     bk, (bm, bn, _, cm, cn, *_) = ROW // dtypes.get(problem.dtype).size, tile
     rows = min(bm, problem.m) if cn == 1 else bm // cn
     a = (64, bk // cn) if problem.a_layout == "col" else (bk, rows)
-    columns = min(bn, problem.n) if cm == 1 else bn // cm
+    columns = min(bn, problem.n) if cm == 1 or bn % (8 * cm) else bn // cm  # the latter in turns: see tma.cuh
     if traced_function.is_paired(problem):
         columns = bn // 2
     b = (bk, columns) if problem.b_layout == "col" else (64, bk // cm)
@@ -121,7 +121,9 @@ def staged(
     kernel = template(f"{name}{'_cluster' * (cluster > 1)}", *fixed, *parameters)
     shared = legal.shared_bytes(problem, tile, warpgroups) + room
     boxes = operands or operand_boxes(problem._replace(m=problem.m // matrices), tile)
-    maps, others = (*boxes, piece_box(problem, tile, warpgroups)), {"cluster": cluster, "apart": matrices, **others}
+    scattered = apart and problem.c_layout == "col"
+    maps = boxes if scattered else (*boxes, piece_box(problem, tile, warpgroups))
+    others = {"cluster": cluster, "apart": matrices, **others}
     return launch(name, kernel, blocks, warpgroups.warpgroups + 1, shared, tile[:2], maps, overlaps=True, **others)
 
 
@@ -152,10 +154,15 @@ def _epilogue(name: str, problem: Problem, config: Config) -> Geometry:
     tile = _tile(config)
     check(legal.illegal(gpu.as_read(problem), tile))
     if is_swapped(tile.bm):
-        in_place = partial(_in_place, name, exchanged(tile), False)
-        return replace(gpu.library(in_place, problem.transposed(), config), tile=tile[:2], swapped=True)
-    apart = not gpu.packed(problem) and choose.takes_rows_apart(problem, tile, target(problem))
-    return gpu.library(partial(_in_place, name, tile, apart), problem, config)
+        taken, turned = problem.transposed(), exchanged(tile)
+        launches = gpu.library(partial(_in_place, name, turned, _apart(taken, turned)), taken, config)
+        return replace(launches, tile=tile[:2], swapped=True)
+    return gpu.library(partial(_in_place, name, tile, _apart(problem, tile)), problem, config)
+
+
+def _apart(problem: Problem, tile: Instance) -> bool:
+    """Return True if tiles have every eighth row of A and C."""
+    return not gpu.packed(problem) and choose.takes_rows_apart(problem, tile, target(problem))
 
 
 def _resolve(problem: Problem, config: Config) -> Config:

@@ -334,9 +334,15 @@ def takes_rows_apart(problem: Problem, tile: Instance, device: Device) -> bool:
     >>> [takes_rows_apart(problem._replace(m=m), tile, KNOWN["h200"]) for m in (3000, 2999, 4000)]
     [True, False, False]
     """
-    if (tile.bm, tile.bn) not in card(device).apart or problem.m % APART or problem.batch > 1:
+    if problem.m % APART or problem.batch > 1 or not legal.plain_halves(problem):
         return False
-    if problem.a_layout != "row" or demand_of(problem).a_more == 0 or not legal.plain_halves(problem):
+    if problem.c_layout == "col":
+        tile = cost.exchanged(tile)
+        times = [cost.cycles(each, cost.exchanged(tile), 1, device) for each in cost.ways(demand_of(problem.transposed()), tile)]
+        return times[-1] < times[0]
+    if problem.a_layout != "row" or demand_of(problem).a_more == 0:
+        return False
+    if (tile.bm, tile.bn) not in card(device).apart:
         return False
     rows = tile.bm * tile.cm
     return -(-problem.m // (APART * rows)) * APART <= -(-problem.m // rows)

@@ -16,7 +16,7 @@ from gemmery.tuples import NamedTuple
 SHARED = 232_448  # bytes that a block of sm_90 may have
 MOST_SUMS = 256 * 192  # of a tile: 192 for each of 256 threads
 WIDTHS = (112, 144)  # of tiles, beside multiples of 32
-SWAPPED = (32, 80, 96, 112, 136, 144, 152, 160, 176, 200, 208, 224)  # rows of tiles of C' = B' A', columns of wgmma
+SWAPPED = (32, 48, 56, 72, 80, 88, 96, 104, 112, 120, 136, 144, 152, 160, 176, 200, 208, 224)  # rows of tiles of C' = B' A', columns of wgmma
 
 
 class Consumers(NamedTuple):
@@ -119,8 +119,6 @@ def refused(problem: Problem, tile: Instance, shared: int) -> str:
         return f"stages={stages} of {sides}: {shared} bytes of shared memory, of {SHARED}; use fewer stages"
     if cm * cn not in (1, 2, 4, 8):
         return f"cm={cm}, cn={cn}: a cluster has 1, 2, 4 or 8 blocks"
-    if bn % (8 * cm) and problem.b_layout == "col":
-        return f"bn={bn}, cm={cm}: the {cm} blocks of a column of the cluster copy multiples of 8 columns of B each"
     if traced_function.is_paired(problem) and (
         cm > 1 or is_swapped(bm) or bn % (128 if problem.b_layout == "row" else 64)
     ):

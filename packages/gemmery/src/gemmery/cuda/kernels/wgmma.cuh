@@ -133,7 +133,8 @@ template <class Tiles, class P> __device__ __forceinline__ int absent_rows(const
   return Tiles::A_K_MAJOR && Tiles::CN == 1 ? max(Tiles::BM - p.product.m, 0) : 0;
 }
 template <class Tiles, class P> __device__ __forceinline__ int absent_columns(const P& p) {
-  return Tiles::B_K_MAJOR && Tiles::CM == 1 && Tiles::MATRICES == 1 ? max(Tiles::BN - p.product.n, 0) : 0;
+  constexpr bool WHOLE = Tiles::CM == 1 || Boxes<Tiles::B_K_MAJOR, Tiles::BN, Tiles::CM>::TURNS;
+  return Tiles::B_K_MAJOR && WHOLE && Tiles::MATRICES == 1 ? max(Tiles::BN - p.product.n, 0) : 0;
 }
 
 // The bytes that copies bring to a stage.
@@ -165,7 +166,7 @@ __device__ __forceinline__ void bring_b(const P& p, unsigned stage, Tile tile, i
                                         int slice = 0, unsigned short mask = 0) {
   const int k = step * Tiles::BK - Tiles::early(p, tile);
   bring<Tiles::B_K_MAJOR, Tiles::WIDE, Tiles::CM>(stage + Tiles::A_BYTES, p.b, k, tile.col,
-                                                  p.product.b_batch ? tile.batch : 0, barrier, slice, mask);
+                                                  p.product.b_batch ? tile.batch : 0, barrier, slice, mask, step);
   if constexpr (Tiles::MATRICES == 2) {
     bring<Tiles::B_K_MAJOR, Tiles::WIDE, 1>(stage + Tiles::A_BYTES + Tiles::WIDE * 128, operands_of(p).second, k,
                                             tile.col, 0, barrier);

@@ -158,15 +158,16 @@ def straddles(demand: Demand) -> bool:
 
 def shared_turns(demand: Demand, tile: Instance, splits: int, sms: int) -> int:
     """Return the turns that clusters take at the tiles after whole rounds, 1 / splits of a round each; 0 if splitting
-    them does not save time.
+    them does not save time. Where their blocks share operands, too, clusters have no whole tiles.
 
     >>> demand = demand_of(Problem(3072, 3072, 3072, "bf16", "bf16", b_layout="col"))
     >>> shared_turns(demand, Instance(128, 256, 4, 1, 1), 2, 132)  # 288 tiles: 2 rounds, and 24 tiles for 66 clusters
     1
     """
-    clusters = at_a_time(splits, sms)
-    tiles = -(-demand.m // tile.bm) * -(-demand.n // tile.bn) * demand.batch
-    turns = -(-(tiles % (clusters * splits)) // clusters)
+    cluster = tile.cm * tile.cn
+    clusters = at_a_time(splits * cluster, sms)
+    tiles = -(-demand.m // (tile.bm * tile.cm)) * -(-demand.n // (tile.bn * tile.cn)) * demand.batch
+    turns = -(-(tiles if cluster > 1 else tiles % (clusters * splits)) // clusters)
     return turns if turns < splits else 0
 
 
@@ -209,10 +210,11 @@ def cycles(demand: Demand, tile: Instance, splits: int, device: Device) -> float
             start += PAIRED_ONCE if shared else PAIRED
             busy *= READ_ONCE if shared else 1
     else:
-        blocks = at_a_time(splits, sms) * splits
-        part = SHARED * last(-(-demand.steps // splits), min(tiles * splits, blocks))
+        blocks = at_a_time(splits * cluster, sms) * splits * cluster
+        part = SHARED * last(-(-demand.steps // splits), min(tiles * splits * cluster, blocks))
         part += EXCHANGE + EXCHANGE_ELEMENT * area
-        busy = tiles // blocks * last(demand.steps, blocks) + shared_turns(demand, tile, splits, sms) * part
+        whole = 0 if cluster > 1 else tiles // blocks
+        busy = whole * last(demand.steps, blocks) + shared_turns(demand, tile, splits, sms) * part
     if 2 * tiles * cluster * splits <= sms and (demand.steps <= stages or not streams(demand)):
         start -= HIDDEN
     return start + busy

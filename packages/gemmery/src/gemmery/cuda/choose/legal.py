@@ -162,14 +162,12 @@ def plain_halves(problem: Problem) -> bool:
 
 def split_refusal(tile: Instance, splits: int) -> str:
     """Return why the blocks of a cluster cannot share the k of a tile; "" if they can."""
-    bm, bn, stages, *_ = tile
-    if splits not in (2, 4, 8):
-        return f"splits={splits}: 2, 4 or 8 blocks of a cluster share the k of a tile"
+    bm, bn, stages, cm, cn, *_ = exchanged(tile) if is_swapped(tile.bm) else tile
+    if not 2 <= splits <= 8 // (cm * cn):
+        return f"splits={splits}: 2 to 8 blocks of a cluster share the k of a tile, or fewer where they share operands"
     if bm not in (64, 128, 256):
         return f"bm={bm}: the warpgroups of a tile that is shared lie below each other; use 64, 128 or 256 rows"
-    if bn % (8 * splits):
-        return f"bn={bn}, splits={splits}: each block finishes a part of the columns, a multiple of 8"
-    if 4 * bm * bn > stages * (bm + bn) * ROW:
+    if 4 * bm * -(-bn // 8 // splits) * 8 * splits > stages * (bm + bn) * ROW:
         return (
             f"bm={bm}, bn={bn}, stages={stages}: the sums of a tile meet in the ring; use a smaller tile or more stages"
         )

@@ -78,6 +78,7 @@ struct WgmmaTiles {
   static constexpr bool SWAPPED = IS_SWAPPED;
   // Threads of which one hands a stage back: a warpgroup's, which multiplies as one, or a warp's, if warps load A.
   static constexpr int TOGETHER = APART ? 32 : 128, RELEASES = WARPGROUPS * (128 / TOGETHER);
+  static constexpr int LAYERS = 1;    // of a cluster, which share k
   static constexpr int PRODUCTS = 4;  // of a stage, 32 bytes of k each
   static constexpr bool RAGGED = false;  // whether stages may hold k of other products, which is then cleared
   static constexpr int A_BYTES = BM * 128, B_BYTES = (B_K_MAJOR ? BN : (BN + 63) / 64 * 64) * 128;

@@ -10,7 +10,7 @@ from checked_products import matrices, run
 from gemmery import dtypes
 from gemmery.cuda.choose import legal
 from gemmery.cuda.choose.data import Instance
-from gemmery.errors import RefusedError
+from gemmery.errors import GemmeryError, RefusedError
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery.ladder.wgmma_split import promoted, turns
@@ -62,6 +62,47 @@ def test_whole_and_shared_tiles(config, shape, expected):
     assert run(STREAMK, *matrices(shape, "f16", layouts=("row", "col", "row")), config=config)
 
 
+def shared(bm: int, bn: int, stages: int, splits: int, cm: int = 1, cn: int = 1) -> dict[str, int]:
+    cluster = cm * cn * splits
+    blocks = cluster * max(1, 8 // cluster)
+    return {"bm": bm, "bn": bn, "stages": stages, "cm": cm, "cn": cn, "splits": splits, "band": 2, "blocks": blocks}
+
+
+@pytest.mark.many
+@pytest.mark.parametrize(
+    ("config", "shape"),
+    [
+        (shared(160, 64, 4, 4), (147, 200, 520)),  # of C' = B' A'
+        (shared(152, 64, 5, 3), (147, 200, 520)),  # parts of 56, 56 and 40 columns
+        (shared(80, 64, 4, 2, cm=2), (147, 320, 520)),
+        (shared(72, 64, 4, 4, cn=2), (147, 320, 520)),  # A comes in turns
+        (shared(64, 64, 4, 4, cn=2), (130, 320, 520)),
+        (shared(64, 64, 4, 3, cm=2), (130, 320, 520)),
+        (shared(128, 64, 4, 2, cm=2, cn=2), (250, 320, 520)),
+        (shared(64, 64, 4, 2, cn=4), (64, 1400, 72)),  # four turns of a cluster, the last with two tiles beyond the edge
+    ],
+)
+def test_blocks_that_share_k_share_operands(config, shape):
+    assert run(STREAMK, *matrices(shape, "f16", layouts=("row", "col", "row")), config=config)
+
+
+@pytest.mark.many
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("cluster.cuh", "mask |= 1u << (m + CM * i);\n    return mask << first();", "mask |= 1u << (m + CM * i);\n    return mask;"),
+        ("wgmma_streamk.cu", "to * LAYER + within", "to * LAYER"),
+        ("wgmma_streamk.cu", "&& !Tiles::SWAPPED", ""),
+        ("wgmma_streamk.cu", "const int within = ptx::cluster_ctarank() % M::LAYER, rank", "const int within = 0, rank"),
+    ],
+)
+def test_wrong_layers_show(file, old, new):
+    config = shared(80, 64, 4, 2, cn=2)
+    operands = matrices((147, 320, 520), "f16", layouts=("row", "col", "row"))
+    with pytest.raises((AssertionError, GemmeryError)):
+        run(STREAMK, *operands, config=config, texts=edited(file, old, new))
+
+
 @pytest.mark.many
 @pytest.mark.parametrize("layouts", [("row", "row", "row"), ("col", "col", "col")])
 def test_shared_tiles_of_other_layouts_and_batches(layouts):
@@ -105,9 +146,9 @@ def test_parts_are_added_in_the_order_of_k():
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"splits": 3}, "2, 4 or 8"),
+        ({"splits": 9}, "2 to 8"),
+        ({"cm": 2, "cn": 2, "splits": 3}, "or fewer where they share operands"),
         ({"bm": 192, "bn": 192, "stages": 4}, "below each other"),
-        ({"bn": 32, "splits": 8}, "multiple of 8"),
         ({"bm": 256, "bn": 192, "stages": 3}, "meet in the ring"),
     ],
 )

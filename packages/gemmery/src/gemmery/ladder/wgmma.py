@@ -121,9 +121,7 @@ def staged(
     kernel = template(f"{name}{'_cluster' * (cluster > 1 and 'cluster' not in others)}", *fixed, *parameters)
     shared = legal.shared_bytes(problem, tile, warpgroups) + room
     boxes = operands or operand_boxes(problem._replace(m=problem.m // matrices), tile)
-    scattered = apart and problem.c_layout == "col"
-    maps = boxes if scattered else (*boxes, piece_box(problem, tile, warpgroups))
-    others = {"cluster": cluster, "apart": matrices, **others}
+    maps, others = (*boxes, piece_box(problem, tile, warpgroups)), {"cluster": cluster, "apart": matrices, **others}
     return launch(name, kernel, blocks, warpgroups.warpgroups + 1, shared, tile[:2], maps, overlaps=True, **others)
 
 
@@ -154,15 +152,10 @@ def _epilogue(name: str, problem: Problem, config: Config) -> Geometry:
     tile = tile_of(config)
     check(legal.illegal(gpu.as_read(problem), tile))
     if is_swapped(tile.bm):
-        taken, turned = problem.transposed(), exchanged(tile)
-        launches = gpu.library(partial(_in_place, name, turned, _apart(taken, turned)), taken, config)
-        return replace(launches, tile=tile[:2], swapped=True)
-    return gpu.library(partial(_in_place, name, tile, _apart(problem, tile)), problem, config)
-
-
-def _apart(problem: Problem, tile: Instance) -> bool:
-    """Return True if tiles have every eighth row of A and C."""
-    return not gpu.packed(problem) and choose.takes_rows_apart(problem, tile, target(problem))
+        in_place = partial(_in_place, name, exchanged(tile), False)
+        return replace(gpu.library(in_place, problem.transposed(), config), tile=tile[:2], swapped=True)
+    apart = not gpu.packed(problem) and choose.takes_rows_apart(problem, tile, target(problem))
+    return gpu.library(partial(_in_place, name, tile, apart), problem, config)
 
 
 def _resolve(problem: Problem, config: Config) -> Config:

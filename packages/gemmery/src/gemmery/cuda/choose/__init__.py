@@ -173,10 +173,13 @@ def modeled(problem: Problem, device: Device, split: bool = True, swapped: bool 
     fitted = fitted_for(problem, demand, device)
     choices = [(tile, 1) for tile in candidates(problem, demand, device, swapped)]
     if split and (fitted or may_split(problem.m, problem.n, problem.k, problem.batch, device)):
-        legals = legal.instances(_as_read(problem, demand))
-        alone = [tile for tile in legals if tile.cm * tile.cn == 1 and (fitted or (tile.bm, tile.bn) in limits.split)]
-        cut = [(tile, splits) for tile in alone for splits in limits.splits if not legal.split_refusal(tile, splits)]
-        cut = [(tile, splits) for tile, splits in cut if not fitted or (*tile[:5], splits) in fitted.tiles]
+        tiles = [each for each in legal.instances(_as_read(problem, demand)) if swapped or not is_swapped(each.bm)]
+        pairs = [(tile, splits) for tile in tiles for splits in (range(2, 9) if fitted else limits.splits)]
+        if fitted:
+            cut = [(tile, splits) for tile, splits in pairs if (*tile[:5], splits) in fitted.tiles]
+        else:
+            alone = [pair for pair in pairs if pair[0].cm * pair[0].cn == 1 and pair[0][:2] in limits.split]
+            cut = [pair for pair in alone if not legal.split_refusal(*pair)]
         choices += [each for each in cut if cost.shared_turns(demand, *each, device.sms)]
     times = [(cost.cycles(demand, *each, device), -each[0].stages, each) for each in choices]
     if fitted:
@@ -334,15 +337,9 @@ def takes_rows_apart(problem: Problem, tile: Instance, device: Device) -> bool:
     >>> [takes_rows_apart(problem._replace(m=m), tile, KNOWN["h200"]) for m in (3000, 2999, 4000)]
     [True, False, False]
     """
-    if problem.m % APART or problem.batch > 1 or not legal.plain_halves(problem):
+    if (tile.bm, tile.bn) not in card(device).apart or problem.m % APART or problem.batch > 1:
         return False
-    if problem.c_layout == "col":
-        tile = cost.exchanged(tile)
-        times = [cost.cycles(each, cost.exchanged(tile), 1, device) for each in cost.ways(demand_of(problem.transposed()), tile)]
-        return times[-1] < times[0]
-    if problem.a_layout != "row" or demand_of(problem).a_more == 0:
-        return False
-    if (tile.bm, tile.bn) not in card(device).apart:
+    if problem.a_layout != "row" or demand_of(problem).a_more == 0 or not legal.plain_halves(problem):
         return False
     rows = tile.bm * tile.cm
     return -(-problem.m // (APART * rows)) * APART <= -(-problem.m // rows)

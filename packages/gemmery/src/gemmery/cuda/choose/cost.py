@@ -97,7 +97,6 @@ class Demand(NamedTuple):
     b_more: float
     finish: float  # cycles to finish an element of C
     boxed: bool  # B comes in boxes of 128 bytes along n
-    apart: bool  # tiles of C' = B' A' may have every eighth row of B and C'
 
 
 def demand_of(problem: Problem) -> Demand:
@@ -115,10 +114,7 @@ def demand_of(problem: Problem) -> Demand:
     )
     finish = FINISH_NARROW if size == 1 and out == 2 else FINISH[out]
     boxed = size == 2 and problem.b_layout == "row"
-    steps = -(-problem.k * size // ROW)
-    plain = size == out == 2 and problem.batch == 1 and not (problem.epilogue or problem.scaled or problem.scales)
-    apart = plain and not boxed and problem.n % 8 == 0 and problem.a_layout == "row" and b_more > 0
-    return Demand(problem.m, problem.n, steps, problem.batch, a_more, b_more, finish, boxed, apart)
+    return Demand(problem.m, problem.n, -(-problem.k * size // ROW), problem.batch, a_more, b_more, finish, boxed)
 
 
 def is_swapped(bm: int) -> bool:
@@ -138,17 +134,6 @@ def exchanged(tile: Instance) -> Instance:
 def swapped(demand: Demand) -> Demand:
     """Return what the product C' = B' A' asks of every instance."""
     return demand._replace(m=demand.n, n=demand.m, a_more=demand.b_more, b_more=demand.a_more, boxed=False)
-
-
-def ways(demand: Demand, tile: Instance, splits: int = 1) -> list[Demand]:
-    """Return what C' = B' A' asks of a tile with its rows beside each other and, where that is possible, 8 apart.
-
-    Rows of B then come as whole lines, in tiles of rows of one of 8 matrices.
-    """
-    other, rows = swapped(demand), 8 * tile.bn * tile.cn
-    if not other.apart or tile.bn != 64 or splits > 1:
-        return [other]
-    return [other, other._replace(m=-(-other.m // rows) * rows, a_more=0.0)]
 
 
 def straddles(demand: Demand) -> bool:
@@ -173,7 +158,8 @@ def shared_turns(demand: Demand, tile: Instance, splits: int, sms: int) -> int:
 
 def at_a_time(cluster: int, sms: int) -> int:
     """Return how many clusters of so many blocks run at a time; some of 4 do not find room together: 30 on 132."""
-    return sms // cluster if cluster <= 2 else sms // cluster * 10 // 11
+    room = {3: 39, 5: 22, 6: 17, 7: 15}.get(cluster)  # of 132, by cuOccupancyMaxActiveClusters on an H200
+    return sms * room // 132 if room else sms // cluster if cluster <= 2 else sms // cluster * 10 // 11
 
 
 def grid(tiles: int, sms: int) -> int:
@@ -189,7 +175,7 @@ def grid(tiles: int, sms: int) -> int:
 def cycles(demand: Demand, tile: Instance, splits: int, device: Device) -> float:
     """Return the cycles that a product takes by the model: rounds of tiles, each of steps and an end."""
     if is_swapped(tile.bm):
-        return min(cycles(each, exchanged(tile), splits, device) for each in ways(demand, tile, splits))
+        return cycles(swapped(demand), exchanged(tile), splits, device)
     bm, bn, stages, cm, cn, *_ = tile
     tiles = -(-demand.m // (bm * cm)) * -(-demand.n // (bn * cn)) * demand.batch
     area, cluster, sms = bm * bn, cm * cn, device.sms

@@ -149,6 +149,7 @@ H200 = H100._replace(  # 344 x 2560 x 9728 takes 37 us by halves of k of tiles o
     brief=(2048, 1 << 22),
     few_columns=16384,
     residuals=residuals(Path(__file__).with_name("residuals.json")),
+    least_swapped=8,
     fours=29,  # 30 take 1.33 times as long as 29 (docs/findings/tile_model.md)
 )
 FAST_MEMORY = 4000  # GB/s from which a card is like an H200
@@ -248,7 +249,7 @@ SIMT_GENERAL = (  # the first serves every product, and is the only one for f64
 )
 
 #            bm   bn stages cm cn known
-INSTANCES = (
+_TILES = (
     Instance(128, 256,    4, 1, 1),
     Instance(256, 192,    3, 1, 1),
     Instance(256, 160,    4, 1, 2),
@@ -283,19 +284,6 @@ INSTANCES = (
     Instance( 64,  64,   12, 2, 4, "straddle"),
     Instance(160,  64,    6, 2, 4, "straddle"),  # this one and the next: of C' = B' A', as those from 224 by 128 on
     Instance( 80,  64,   10, 2, 2, "straddle"),
-    Instance( 64,  32,   16, 1, 4, "fitted"),  # from here to 160 by 128: blocks beside each other share rows of A,
-    Instance( 64,  64,   12, 1, 2, "fitted"),  # where few tiles below each other share columns of B
-    Instance( 64,  64,   12, 1, 4, "fitted"),
-    Instance( 64,  64,   12, 1, 8, "fitted"),
-    Instance( 64, 192,    6, 1, 1, "fitted"),
-    Instance(128,  64,    8, 1, 8, "fitted"),
-    Instance(128,  96,    6, 1, 4, "fitted"),
-    Instance(128, 128,    6, 1, 4, "fitted"),
-    Instance( 96,  64,    9, 1, 4, "fitted"),
-    Instance(160,  64,    6, 1, 4, "fitted"),
-    Instance( 96, 128,    7, 2, 4, "fitted"),
-    Instance(112, 128,    6, 2, 2, "fitted"),
-    Instance(160, 128,    5, 2, 2, "fitted"),
     Instance( 64,  96,    8, 1, 1),
     Instance( 64,  96,    8, 2, 1),
     Instance( 64,  64,   12, 1, 1),
@@ -322,6 +310,10 @@ INSTANCES = (
     Instance(  8, 112,    8, 1, 1, boxed=False),
 )
 # fmt: on
+# Beside these the tiles that residuals are for. Most are of C' = B' A', with rows just above those of C; blocks beside
+# each other share rows of A, where few tiles below each other share columns of B.
+_FITTED = {name[:5]: None for name in residuals(Path(__file__).with_name("residuals.json")).tiles}
+INSTANCES = (*_TILES, *(Instance(*name, "fitted") for name in _FITTED if name not in {tile[:5] for tile in _TILES}))
 HALVES = Instance(128, 128, 6, 1, 1)  # which two blocks share where the library would not split k
 # One warpgroup adds parts while nobody multiplies, 64 columns read A twice as often.
 SCALED = (

@@ -528,23 +528,6 @@ template <class P> struct Staging {
     }
   }
 
-  // From registers, where C' is by columns and its rows are APART: elements of one lie 16 bytes or more from each other.
-  template <class T, class Out>
-  static __device__ __forceinline__ void scatter(const unsigned (&part)[P::EACH], const TmaProduct<T, Out>& p,
-                                                 Where at) {
-#pragma unroll
-    for (int i = 0; i < P::EACH; ++i) {
-      const Spot spot = spot_of(p, at, i);
-#pragma unroll
-      for (int x = 0; x < 2; ++x) {
-        if (spot.i < p.product.m && spot.j + x < p.product.n) {
-          Out* c = p.product.c_at(at.batch, spot.i, spot.j + x);
-          *reinterpret_cast<unsigned short*>(c) = static_cast<unsigned short>(part[i] >> 16 * x);
-        }
-      }
-    }
-  }
-
   // `at` is the place of the warp's tile; `base` and `shared` are the start of shared memory. MORE: not to C, but to
   // the second output of a function.
   template <class Tiles, bool MORE = false, class T, class Out>
@@ -553,7 +536,6 @@ template <class P> struct Staging {
     at.row += P::row(piece);
     at.column += P::column(piece);
     if (P::SWAPPED && at.column < at.own) return;
-    if constexpr (P::SWAPPED && Tiles::APART) return scatter(part, p, at);
     if (Tiles::NARROWER > 0 && at.column % 2) at.column -= P::ends_row(piece) ? 1 + Tiles::NARROWER : 1;
     if (threadIdx.x % 32 == 0) ptx::cp_async_bulk_wait_group_read<P::BUFFERS - 1>();
     __syncwarp();

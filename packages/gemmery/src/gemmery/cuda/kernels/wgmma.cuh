@@ -118,13 +118,19 @@ template <class Tiles, class P> __device__ __forceinline__ int depth_of(const P&
   return p.product.k + Tiles::early(p, tile);
 }
 
+// Where the rows (columns) of a block's tile begin that it copies: if all are beyond the edge, as in the last cluster, those
+// of the first tile. Copies of rows beyond the edge are slow, and its partners would wait.
+template <class Tiles> __device__ __forceinline__ int inside(int side, int end) {
+  return Tiles::CM * Tiles::CN == 1 || side < end ? side : 0;
+}
+
 // Brings a block's slice of A, or of B, for 128 bytes of k to a stage; `slice` counts the blocks that share it.
 template <class Tiles, class P>
 __device__ __forceinline__ void bring_a(const P& p, unsigned stage, Tile tile, int step, unsigned barrier,
                                         int slice = 0, unsigned short mask = 0) {
   const int k = step * Tiles::BK - Tiles::place_of(p, tile) / int(sizeof(typename Tiles::T));
-  bring<Tiles::A_K_MAJOR, Tiles::BM, Tiles::CN>(stage, p.a, k, tile.row, p.product.a_batch ? tile.batch : 0,
-                                                barrier, slice, mask);
+  bring<Tiles::A_K_MAJOR, Tiles::BM, Tiles::CN>(stage, p.a, k, inside<Tiles>(tile.row, p.product.m),
+                                                p.product.a_batch ? tile.batch : 0, barrier, slice, mask);
 }
 
 // Rows of the tiles of an A that has fewer rows than a tile, and columns of B, which their boxes do not have either: a
@@ -166,8 +172,8 @@ template <class Tiles, class P>
 __device__ __forceinline__ void bring_b(const P& p, unsigned stage, Tile tile, int step, unsigned barrier,
                                         int slice = 0, unsigned short mask = 0) {
   const int k = step * Tiles::BK - Tiles::early(p, tile);
-  bring<Tiles::B_K_MAJOR, Tiles::WIDE, Tiles::CM>(stage + Tiles::A_BYTES, p.b, k, tile.col,
-                                                  p.product.b_batch ? tile.batch : 0, barrier, slice, mask, step);
+  bring<Tiles::B_K_MAJOR, Tiles::WIDE, Tiles::CM>(stage + Tiles::A_BYTES, p.b, k,
+                                                  inside<Tiles>(tile.col, p.product.n), p.product.b_batch ? tile.batch : 0, barrier, slice, mask, step);
   if constexpr (Tiles::MATRICES == 2) {
     bring<Tiles::B_K_MAJOR, Tiles::WIDE, 1>(stage + Tiles::A_BYTES + Tiles::WIDE * 128, operands_of(p).second, k,
                                             tile.col, 0, barrier);

@@ -69,8 +69,6 @@ template <class Tiles, bool OVERLAP = false> struct Bands {
     const Cluster<Tiles::CM, Tiles::CN, Tiles::LAYERS> place;
     tile = {int(matrix), int((row * Tiles::CM + place.m) * Tiles::BM),
             int((column * Tiles::CN + place.n) * Tiles::WIDE)};
-    // Tiles that overlap write the same elements twice.
-    if constexpr (Tiles::APART && Tiles::SWAPPED) tile.row = max(min(tile.row, m - Tiles::BM), 0);
     if constexpr (OVERLAPS) {
       own = tile.row;
       if (own > 0 && own < m) tile.row -= max(own + Tiles::BM - m, 0) / ALIKE * ALIKE;

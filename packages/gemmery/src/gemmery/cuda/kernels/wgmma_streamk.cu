@@ -13,13 +13,13 @@ template <int SPLITS> __device__ __forceinline__ int whole_tiles(int count) {
 }
 
 // Every stride-th tile of the order, up to `end`.
-template <class Tiles> struct Turns : Bands<Tiles> {
+template <class Tiles> struct Turns : Bands<Tiles, true> {
   static constexpr bool LAST = false;
   int end, stride;
 
   template <class P, class Place>
   __device__ __forceinline__ Turns(const P& p, const Place& place, int first, int end, int stride)
-      : Bands<Tiles>(p, place), end(end), stride(stride) {
+      : Bands<Tiles, true>(p, place), end(end), stride(stride) {
     this->index = first;
     if (more()) this->find();
   }
@@ -87,6 +87,7 @@ template <class Tiles, class P, int SPLITS> struct Meeting {
       }
       typename Select<IsWhole<Out>::value, S, float>::type v[4] = {sum[0], sum[1], sum[2], sum[3]};
       const Where four = {at.batch, at.row + i / OWN * 64, at.column + i % OWN * 2};
+      if (Tiles::SWAPPED && four.column < at.own) continue;
       if constexpr (EPILOGUE != PLAIN) finish_piece<EPILOGUE, false>(v, p, four);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -168,9 +169,10 @@ __global__ void __cluster_dims__(Whole::CM * Whole::CN * SPLITS, 1, 1) __launch_
       M::send(consumer.sums, place, rank, within);
       M::arrive();
       M::wait();
-      const int warp = threadIdx.x / 32 - 4, row = warp / 4 * Tiles::BLOCKS * 64 + warp % 4 * 16;
-      const int column = rest.tile.col + rank * M::COLUMNS;
-      M::template finish<EPILOGUE>(place, p, {rest.tile.batch, rest.tile.row + row, column}, rank);
+      const int warp = threadIdx.x / 32 - 4, column = rest.tile.col + rank * M::COLUMNS;
+      const int row = rest.tile.row + warp / 4 * Tiles::BLOCKS * 64 + warp % 4 * 16;
+      if (row < rest.own) continue;  // another tile's
+      M::template finish<EPILOGUE>(place, p, {rest.tile.batch, row, column, rest.own_column}, rank);
     }
   }
 }

@@ -90,7 +90,7 @@ def test_blocks_that_share_k_share_operands(config, shape):
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
-        ("cluster.cuh", "mask |= 1u << (m + CM * i);\n    return mask << first();", "mask |= 1u << (m + CM * i);\n    return mask;"),
+        ("cluster.cuh", "mask |= 1u << (i + CM * n);\n    return mask << first();", "mask |= 1u << (i + CM * n);\n    return mask;"),
         ("wgmma_streamk.cu", "to * LAYER + within", "to * LAYER"),
         ("wgmma_streamk.cu", "&& !Tiles::SWAPPED", ""),
         ("wgmma_streamk.cu", "const int within = ptx::cluster_ctarank() % M::LAYER, rank", "const int within = 0, rank"),

@@ -174,12 +174,8 @@ def modeled(problem: Problem, device: Device, split: bool = True, swapped: bool 
     choices = [(tile, 1) for tile in candidates(problem, demand, device, swapped)]
     if split and (fitted or may_split(problem.m, problem.n, problem.k, problem.batch, device)):
         tiles = [each for each in legal.instances(_as_read(problem, demand)) if swapped or not is_swapped(each.bm)]
-        pairs = [(tile, splits) for tile in tiles for splits in (range(2, 9) if fitted else limits.splits)]
-        if fitted:
-            cut = [(tile, splits) for tile, splits in pairs if (*tile[:5], splits) in fitted.tiles]
-        else:
-            alone = [pair for pair in pairs if pair[0].cm * pair[0].cn == 1 and pair[0][:2] in limits.split]
-            cut = [pair for pair in alone if not legal.split_refusal(*pair)]
+        known = fitted.tiles if fitted else limits.split
+        cut = [(tile, splits) for tile in tiles for splits in range(2, 9) if (*tile[:5], splits) in known]
         choices += [each for each in cut if cost.shared_turns(demand, *each, device.sms)]
     times = [(cost.cycles(demand, *each, device), -each[0].stages, each) for each in choices]
     if fitted:

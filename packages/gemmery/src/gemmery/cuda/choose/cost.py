@@ -220,7 +220,8 @@ def residual(demand: Demand, tile: Instance, splits: int, sms: int, fitted: Resi
     idle = min(rounds, 0)
     features = (1, strays, depth, idle, max(rounds, 0), strays * depth, strays * idle, rows)
     kinds = (cluster > 1, cluster >= 4, cluster >= 8, splits >= 2, splits >= 4, splits >= 8, turned)
-    each = zip((*kinds, area, area * area, abs(log2(bm / bn))), fitted.classes, strict=True)
+    more = turned and bn <= 64, splits > 1 and cluster > 1
+    each = zip((*kinds, area, area * area, abs(log2(bm / bn)), *more), fitted.classes, strict=True)
     total = sum(of * value * x for of, values in each if of for value, x in zip(values, features, strict=True))
     return exp(total + fitted.tiles.get(name, 0.0))
 

@@ -74,17 +74,24 @@ def residuals(path: Path) -> Residuals:
     return Residuals(tuple(map(tuple, stored["classes"])), MappingProxyType(tiles))
 
 
+_ALONE = (
+    *((64, 32, 8), (64, 32, 16), (64, 64, 8), (64, 64, 12), (64, 96, 8), (64, 128, 6)),
+    *((128, 64, 8), (128, 96, 6), (128, 128, 6)),
+)
+
+
 class CardLimits(NamedTuple):
     """The thresholds of the choice for one card."""
 
     residuals: Residuals | None = None
     fours: int = 30  # clusters of 4 that run at a time
-    # k from which a split may pay, for products of at most so many tiles of 128 x 64 a multiprocessor; the blocks of a
-    # cluster that share the k of a tile, and the tiles whose k they share.
+    # k from which a split may pay, for products of at most so many tiles of 128 x 64 a multiprocessor; the tiles whose
+    # k blocks of a cluster share, and their number.
     split_depth: int = 1024
     split_tiles: int = 2
-    splits: tuple[int, ...] = (2, 4, 8)
-    split: tuple[tuple[int, int], ...] = ((64, 32), (64, 64), (64, 96), (64, 128), (128, 64), (128, 96), (128, 128))
+    split: frozenset[tuple[int, ...]] = frozenset(
+        (*tile, 1, 1, splits) for tile in _ALONE for splits in (2, 4, 8) if tile[1] % (8 * splits) == 0
+    )
     # Rounds of tiles from which a narrower band is faster: 16384 squared by 1.9 %. Rows of a band: there, and otherwise
     # by the side of the square of C that a round covers.
     many_rounds: int = 40
@@ -144,7 +151,7 @@ class CardLimits(NamedTuple):
 
 H100 = CardLimits()
 H200 = H100._replace(  # 344 x 2560 x 9728 takes 37 us by halves of k of tiles of 128 by 128, and 31 by 128 by 64
-    split=tuple(tile for tile in H100.split if tile != (128, 128)),
+    split=frozenset(name for name in H100.split if name[:2] != (128, 128)) | {(152, 64, 7, 1, 1, 5)},
     lines_ahead=MappingProxyType({8: 8, 64: 8, 128: 8}),
     brief=(2048, 1 << 22),
     few_columns=16384,

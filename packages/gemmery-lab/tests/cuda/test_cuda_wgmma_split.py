@@ -62,45 +62,58 @@ def test_whole_and_shared_tiles(config, shape, expected):
     assert run(STREAMK, *matrices(shape, "f16", layouts=("row", "col", "row")), config=config)
 
 
-def shared(bm: int, bn: int, stages: int, splits: int, cm: int = 1, cn: int = 1) -> dict[str, int]:
+def sharing(bm: int, bn: int, stages: int, splits: int, cm: int = 1, cn: int = 1) -> dict[str, int]:
     cluster = cm * cn * splits
     blocks = cluster * max(1, 8 // cluster)
     return {"bm": bm, "bn": bn, "stages": stages, "cm": cm, "cn": cn, "splits": splits, "band": 2, "blocks": blocks}
 
 
+OVERLAPPING = (sharing(80, 64, 4, 2, cn=2), (147, 328, 200))  # tiles at the edges have rows and columns of others
+
+
 @pytest.mark.many
+@pytest.mark.parametrize("beta", [0.0, -1.5])
 @pytest.mark.parametrize(
     ("config", "shape"),
     [
-        (shared(160, 64, 4, 4), (147, 200, 520)),  # of C' = B' A'
-        (shared(152, 64, 5, 3), (147, 200, 520)),  # parts of 56, 56 and 40 columns
-        (shared(80, 64, 4, 2, cm=2), (147, 320, 520)),
-        (shared(72, 64, 4, 4, cn=2), (147, 320, 520)),  # A comes in turns
-        (shared(64, 64, 4, 4, cn=2), (130, 320, 520)),
-        (shared(64, 64, 4, 3, cm=2), (130, 320, 520)),
-        (shared(128, 64, 4, 2, cm=2, cn=2), (250, 320, 520)),
-        (shared(64, 64, 4, 2, cn=4), (64, 1400, 72)),  # four turns of a cluster, the last with two tiles beyond the edge
+        (sharing(160, 64, 4, 4), (147, 200, 520)),  # of C' = B' A'
+        (sharing(152, 64, 5, 3), (147, 200, 520)),  # parts of 56, 56 and 40 columns
+        (sharing(80, 64, 4, 2, cm=2), (147, 320, 520)),
+        (sharing(72, 64, 4, 4, cn=2), (140, 320, 520)),  # A comes in turns
+        OVERLAPPING,
+        (sharing(64, 64, 4, 4, cn=2), (130, 320, 520)),
+        (sharing(64, 64, 4, 3, cm=2), (130, 320, 520)),
+        (sharing(128, 64, 4, 2, cm=2, cn=2), (250, 320, 520)),
+        (sharing(64, 64, 4, 2, cn=4), (64, 1400, 72)),  # six turns of a cluster, in the last two tiles beyond the edge
     ],
 )
-def test_blocks_that_share_k_share_operands(config, shape):
-    assert run(STREAMK, *matrices(shape, "f16", layouts=("row", "col", "row")), config=config)
+def test_blocks_that_share_k_share_operands(config, shape, beta):
+    """Each element of C is written once: C may be an operand, too."""
+    a, b, c = matrices(shape, "f16", layouts=("row", "col", "row"), filled=beta != 0)
+    assert run(STREAMK, a, b, c, alpha=0.5, beta=beta, config=config)
 
 
 @pytest.mark.many
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
-        ("cluster.cuh", "mask |= 1u << (i + CM * n);\n    return mask << first();", "mask |= 1u << (i + CM * n);\n    return mask;"),
+        ("cluster.cuh", "(i + CM * n);\n    return mask << first();", "(i + CM * n);\n    return mask;"),
         ("wgmma_streamk.cu", "to * LAYER + within", "to * LAYER"),
         ("wgmma_streamk.cu", "&& !Tiles::SWAPPED", ""),
-        ("wgmma_streamk.cu", "const int within = ptx::cluster_ctarank() % M::LAYER, rank", "const int within = 0, rank"),
+        (
+            "wgmma_streamk.cu",
+            "const int within = ptx::cluster_ctarank() % M::LAYER, rank",
+            "const int within = 0, rank",
+        ),
+        ("wgmma_streamk.cu", "if (row < rest.own) continue;  // another tile's", ""),
+        ("wgmma_streamk.cu", "if (Tiles::SWAPPED && four.column < at.own) continue;", ""),
     ],
 )
 def test_wrong_layers_show(file, old, new):
-    config = shared(80, 64, 4, 2, cn=2)
-    operands = matrices((147, 320, 520), "f16", layouts=("row", "col", "row"))
+    config, shape = OVERLAPPING
+    a, b, c = matrices(shape, "f16", layouts=("row", "col", "row"), filled=True)
     with pytest.raises((AssertionError, GemmeryError)):
-        run(STREAMK, *operands, config=config, texts=edited(file, old, new))
+        run(STREAMK, a, b, c, alpha=0.5, beta=-1.5, config=config, texts=edited(file, old, new))
 
 
 @pytest.mark.many

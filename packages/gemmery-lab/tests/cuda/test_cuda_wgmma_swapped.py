@@ -68,49 +68,14 @@ def test_rows_in_multiples_of_eight(shape, config, beta):
     assert runs[-1].kernel.endswith(f", {config['cn']}, {config['cm']}, 0, 1>>")
 
 
-APART = ((66, 1544, 136), {**tile(72, 64, 3, 1, 4), "blocks": 8})  # of 193 rows of B, 3 tiles and one over the third
-
-
-def apart(monkeypatch):
-    """Have tiles of every eighth row of B wherever that is possible."""
-    monkeypatch.setattr(cost, "ways", lambda demand, tile, splits=1: [demand, demand._replace(m=0)])
-
-
 @pytest.mark.many
-@pytest.mark.parametrize(
-    ("shape", "config"),
-    [
-        ((66, 1032, 136), tile(72, 64, 3)),
-        ((66, 1032, 120), tile(72, 64, 3, 1, 2)),
-        APART,
-        ((144, 1032, 72), tile(72, 64, 3, 1, 2)),  # two tiles of rows of A
-        ((40, 520, 200), tile(48, 64)),
-        ((40, 264, 200), tile(48, 64)),  # fewer rows than a tile has
-    ],
-)
-def test_every_eighth_row_of_b_has_the_bits_of_other_tiles(shape, config, monkeypatch):
-    a, b, c = matrices(shape, "bf16", layouts=BY_K)
-    assert run(EPILOGUE, a, b, c, config=tile(64, 64))
-    before = c.array.tobytes()
-    apart(monkeypatch)
-    assert run(EPILOGUE, a, b, c, config=config)[-1].kernel.endswith(", 1, 1>>")
-    assert c.array.tobytes() == before
-
-
-@pytest.mark.many
-@pytest.mark.parametrize(
-    ("file", "old", "new"),
-    [
-        ("wgmma_persistent.cu", "tile.row = max(min(tile.row, m - Tiles::BM), 0);", "tile.row = max(min(tile.row, m - 2 * Tiles::BM), 0);"),
-        ("staged.cuh", "part[i] >> 16 * x", "part[i] >> 16 * (1 - x)"),
-        ("staged.cuh", "spot.j + x < p.product.n", "true"),
-        ("tma.cuh", "turn % SHARERS != slice", "turn % SHARERS != 0"),
-    ],
-)
-def test_wrong_rows_apart_show(file, old, new, monkeypatch):
-    apart(monkeypatch)
+@pytest.mark.parametrize("new", ["turn % SHARERS != 0", "turn % 2 != slice % 2"])
+def test_wrong_turns_show(new):
+    """Blocks wait for rows that nobody brings, or get more bytes than they wait for."""
+    config = {**tile(72, 64, 3, 1, 4), "blocks": 4}
+    operands = matrices((66, 264, 136), "bf16", layouts=BY_K)
     with pytest.raises((AssertionError, GemmeryError)):
-        run(EPILOGUE, *matrices(APART[0], "bf16", layouts=BY_K), config=APART[1], texts=edited(file, old, new))
+        run(EPILOGUE, *operands, config=config, texts=edited("tma.cuh", "turn % SHARERS != slice", new))
 
 
 @pytest.mark.many

@@ -16,7 +16,8 @@ from gemmery.tuples import NamedTuple
 SHARED = 232_448  # bytes that a block of sm_90 may have
 MOST_SUMS = 256 * 192  # of a tile: 192 for each of 256 threads
 WIDTHS = (112, 144)  # of tiles, beside multiples of 32
-SWAPPED = (32, 48, 56, 72, 80, 88, 96, 104, 112, 120, 136, 144, 152, 160, 176, 200, 208, 224)  # rows of tiles of C' = B' A', columns of wgmma
+# Rows of tiles of C' = B' A', columns of wgmma.
+SWAPPED = (32, 48, 56, *range(72, 121, 8), *range(136, 161, 8), 176, 200, 208, 224)
 
 
 class Consumers(NamedTuple):

@@ -118,8 +118,8 @@ template <class Tiles, class P> __device__ __forceinline__ int depth_of(const P&
   return p.product.k + Tiles::early(p, tile);
 }
 
-// Where the rows (columns) of a block's tile begin that it copies: if all are beyond the edge, as in the last cluster, those
-// of the first tile. Copies of rows beyond the edge are slow, and its partners would wait.
+// Where the rows (columns) begin that a block of a cluster copies: those of the first tile where all of its own are
+// beyond the edge. Copies of such rows are slow, and its partners would wait.
 template <class Tiles> __device__ __forceinline__ int inside(int side, int end) {
   return Tiles::CM * Tiles::CN == 1 || side < end ? side : 0;
 }
@@ -173,7 +173,8 @@ __device__ __forceinline__ void bring_b(const P& p, unsigned stage, Tile tile, i
                                         int slice = 0, unsigned short mask = 0) {
   const int k = step * Tiles::BK - Tiles::early(p, tile);
   bring<Tiles::B_K_MAJOR, Tiles::WIDE, Tiles::CM>(stage + Tiles::A_BYTES, p.b, k,
-                                                  inside<Tiles>(tile.col, p.product.n), p.product.b_batch ? tile.batch : 0, barrier, slice, mask, step);
+                                                  inside<Tiles>(tile.col, p.product.n), p.product.b_batch ? tile.batch : 0,
+                                                  barrier, slice, mask, step);
   if constexpr (Tiles::MATRICES == 2) {
     bring<Tiles::B_K_MAJOR, Tiles::WIDE, 1>(stage + Tiles::A_BYTES + Tiles::WIDE * 128, operands_of(p).second, k,
                                             tile.col, 0, barrier);

@@ -208,7 +208,17 @@ def cycles(demand: Demand, tile: Instance, splits: int, device: Device) -> float
 
 def residual(demand: Demand, tile: Instance, splits: int, sms: int, fitted: Residuals) -> float:
     """Return what the time of a product by a tile is to that by the model, as fitted to measured times."""
-    name, turned = (*tile[:5], splits), is_swapped(tile.bm)
+    kinds, features = kinds_and_features(demand, tile, splits, sms)
+    each = zip(kinds, fitted.classes, strict=True)
+    total = sum(of * value * x for of, values in each if of for value, x in zip(values, features, strict=True))
+    return exp(total + fitted.tiles.get((*tile[:5], splits), 0.0))
+
+
+def kinds_and_features(
+    demand: Demand, tile: Instance, splits: int, sms: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return what counts of a tile and of a product: residuals have a term for each pair."""
+    turned = is_swapped(tile.bm)
     if turned:
         demand, tile = swapped(demand), exchanged(tile)
     bm, bn, _, cm, cn, *_ = tile
@@ -221,9 +231,7 @@ def residual(demand: Demand, tile: Instance, splits: int, sms: int, fitted: Resi
     features = (1, strays, depth, idle, max(rounds, 0), strays * depth, strays * idle, rows)
     kinds = (cluster > 1, cluster >= 4, cluster >= 8, splits >= 2, splits >= 4, splits >= 8, turned)
     more = turned and bn <= 64, splits > 1 and cluster > 1
-    each = zip((*kinds, area, area * area, abs(log2(bm / bn)), *more), fitted.classes, strict=True)
-    total = sum(of * value * x for of, values in each if of for value, x in zip(values, features, strict=True))
-    return exp(total + fitted.tiles.get(name, 0.0))
+    return (*kinds, area, area * area, abs(log2(bm / bn)), *more), features
 
 
 def streams(demand: Demand) -> bool:

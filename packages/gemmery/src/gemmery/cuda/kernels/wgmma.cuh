@@ -173,8 +173,8 @@ __device__ __forceinline__ void bring_b(const P& p, unsigned stage, Tile tile, i
                                         int slice = 0, unsigned short mask = 0) {
   const int k = step * Tiles::BK - Tiles::early(p, tile);
   bring<Tiles::B_K_MAJOR, Tiles::WIDE, Tiles::CM>(stage + Tiles::A_BYTES, p.b, k,
-                                                  inside<Tiles>(tile.col, p.product.n), p.product.b_batch ? tile.batch : 0,
-                                                  barrier, slice, mask, step);
+                                                  inside<Tiles>(tile.col, p.product.n),
+                                                  p.product.b_batch ? tile.batch : 0, barrier, slice, mask, step);
   if constexpr (Tiles::MATRICES == 2) {
     bring<Tiles::B_K_MAJOR, Tiles::WIDE, 1>(stage + Tiles::A_BYTES + Tiles::WIDE * 128, operands_of(p).second, k,
                                             tile.col, 0, barrier);

@@ -205,5 +205,5 @@ def test_random_products_are_chosen_as_they_were_timed():
             ratios.append(row["torch"] / row["gm"])
             others += [row] if name != row["tile"] else []
     assert len(ratios) == 202
-    assert len(others) <= 4
+    assert len(others) <= 9  # of k below 1024, which is not split since then
     assert sum(ratio >= 0.95 for ratio in ratios) >= 0.95 * len(ratios)

@@ -172,7 +172,8 @@ def modeled(problem: Problem, device: Device, split: bool = True, swapped: bool 
     demand, limits = demand_of(problem), card(device)
     fitted = fitted_for(problem, demand, device)
     choices = [(tile, 1) for tile in candidates(problem, demand, device, swapped)]
-    if split and (fitted or may_split(problem.m, problem.n, problem.k, problem.batch, device)):
+    deep = problem.k >= limits.split_depth
+    if split and (deep if fitted else may_split(problem.m, problem.n, problem.k, problem.batch, device)):
         tiles = [each for each in legal.instances(_as_read(problem, demand)) if swapped or not is_swapped(each.bm)]
         known = fitted.tiles if fitted else limits.split
         cut = [(tile, splits) for tile in tiles for splits in range(2, 9) if (*tile[:5], splits) in known]

@@ -68,7 +68,9 @@ def sharing(bm: int, bn: int, stages: int, splits: int, cm: int = 1, cn: int = 1
     return {"bm": bm, "bn": bn, "stages": stages, "cm": cm, "cn": cn, "splits": splits, "band": 2, "blocks": blocks}
 
 
-OVERLAPPING = (sharing(80, 64, 4, 2, cn=2), (147, 328, 200))  # tiles at the edges have rows and columns of others
+BESIDE = (sharing(80, 64, 4, 2, cn=2), (147, 328, 200))
+# 10 tiles, of which one cluster shares the last 2: those have 48 columns and 32 rows of C of tiles before them.
+OVERLAPPING = ({**sharing(80, 64, 4, 4), "blocks": 4}, (100, 264, 200))
 
 
 @pytest.mark.many
@@ -80,6 +82,7 @@ OVERLAPPING = (sharing(80, 64, 4, 2, cn=2), (147, 328, 200))  # tiles at the edg
         (sharing(152, 64, 5, 3), (147, 200, 520)),  # parts of 56, 56 and 40 columns
         (sharing(80, 64, 4, 2, cm=2), (147, 320, 520)),
         (sharing(72, 64, 4, 4, cn=2), (140, 320, 520)),  # A comes in turns
+        BESIDE,
         OVERLAPPING,
         (sharing(64, 64, 4, 4, cn=2), (130, 320, 520)),
         (sharing(64, 64, 4, 3, cm=2), (130, 320, 520)),
@@ -95,22 +98,18 @@ def test_blocks_that_share_k_share_operands(config, shape, beta):
 
 @pytest.mark.many
 @pytest.mark.parametrize(
-    ("file", "old", "new"),
+    ("case", "file", "old", "new"),
     [
-        ("cluster.cuh", "(i + CM * n);\n    return mask << first();", "(i + CM * n);\n    return mask;"),
-        ("wgmma_streamk.cu", "to * LAYER + within", "to * LAYER"),
-        ("wgmma_streamk.cu", "&& !Tiles::SWAPPED", ""),
-        (
-            "wgmma_streamk.cu",
-            "const int within = ptx::cluster_ctarank() % M::LAYER, rank",
-            "const int within = 0, rank",
-        ),
-        ("wgmma_streamk.cu", "if (row < rest.own) continue;  // another tile's", ""),
-        ("wgmma_streamk.cu", "if (Tiles::SWAPPED && four.column < at.own) continue;", ""),
+        (BESIDE, "cluster.cuh", "(i + CM * n);\n    return mask << first();", "(i + CM * n);\n    return mask;"),
+        (BESIDE, "wgmma_streamk.cu", "to * LAYER + within", "to * LAYER"),
+        (BESIDE, "wgmma_streamk.cu", "&& !Tiles::SWAPPED", ""),
+        (BESIDE, "wgmma_streamk.cu", "within = ptx::cluster_ctarank() % M::LAYER, rank", "within = 0, rank"),
+        (OVERLAPPING, "wgmma_streamk.cu", "if (row < rest.own) continue;  // another tile's", ""),
+        (OVERLAPPING, "wgmma_streamk.cu", "if (Tiles::SWAPPED && four.column < at.own) continue;", ""),
     ],
 )
-def test_wrong_layers_show(file, old, new):
-    config, shape = OVERLAPPING
+def test_wrong_layers_show(case, file, old, new):
+    config, shape = case
     a, b, c = matrices(shape, "f16", layouts=("row", "col", "row"), filled=True)
     with pytest.raises((AssertionError, GemmeryError)):
         run(STREAMK, a, b, c, alpha=0.5, beta=-1.5, config=config, texts=edited(file, old, new))

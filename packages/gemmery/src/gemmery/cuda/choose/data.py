@@ -78,6 +78,7 @@ _ALONE = (
     *((64, 32, 8), (64, 32, 16), (64, 64, 8), (64, 64, 12), (64, 96, 8), (64, 128, 6)),
     *((128, 64, 8), (128, 96, 6), (128, 128, 6)),
 )
+_SPLIT = frozenset((*tile, 1, 1, splits) for tile in _ALONE for splits in (2, 4, 8) if tile[1] % (8 * splits) == 0)
 
 
 class CardLimits(NamedTuple):
@@ -89,9 +90,7 @@ class CardLimits(NamedTuple):
     # k blocks of a cluster share, and their number.
     split_depth: int = 1024
     split_tiles: int = 2
-    split: frozenset[tuple[int, ...]] = frozenset(
-        (*tile, 1, 1, splits) for tile in _ALONE for splits in (2, 4, 8) if tile[1] % (8 * splits) == 0
-    )
+    split: frozenset[tuple[int, ...]] = _SPLIT
     # Rounds of tiles from which a narrower band is faster: 16384 squared by 1.9 %. Rows of a band: there, and otherwise
     # by the side of the square of C that a round covers.
     many_rounds: int = 40
@@ -319,8 +318,9 @@ _TILES = (
 # fmt: on
 # Beside these, tiles that only residuals name. Most are of C' = B' A' with few rows; blocks beside each other share
 # rows of A, where few tiles below each other could share columns of B.
-_FITTED = {name[:5]: None for name in residuals(Path(__file__).with_name("residuals.json")).tiles}
-INSTANCES = (*_TILES, *(Instance(*name, "fitted") for name in _FITTED if name not in {tile[:5] for tile in _TILES}))
+_NAMES = residuals(Path(__file__).with_name("residuals.json")).tiles
+_FITTED = dict.fromkeys(Instance(bm, bn, stages, cm, cn, "fitted") for bm, bn, stages, cm, cn, _ in _NAMES)
+INSTANCES = (*_TILES, *(each for each in _FITTED if each[:5] not in {tile[:5] for tile in _TILES}))
 HALVES = Instance(128, 128, 6, 1, 1)  # which two blocks share where the library would not split k
 # One warpgroup adds parts while nobody multiplies, 64 columns read A twice as often.
 SCALED = (

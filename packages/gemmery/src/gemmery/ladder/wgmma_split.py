@@ -57,10 +57,10 @@ def _streamk(name: str, problem: Problem, config: Config) -> Geometry:
     most = config["blocks"] // cluster or max(1, at_a_time(cluster, target(problem).sms))
     blocks = min(tiles(problem, tile.bm * tile.cm, tile.bn * tile.cn)[0], most) * cluster
 
-    def in_place(taken: Problem, _: Config) -> Geometry:
+    def in_place(product: Problem, _: Config) -> Geometry:
         turned = exchanged(tile) if is_swapped(tile.bm) else tile
-        warpgroups = legal.consumers(taken, turned)
-        return wgmma.staged(name, taken, turned, warpgroups, blocks, splits, cluster=cluster, band=config["band"])
+        warpgroups = legal.consumers(product, turned)
+        return wgmma.staged(name, product, turned, warpgroups, blocks, splits, cluster=cluster, band=config["band"])
 
     if is_swapped(tile.bm):
         return replace(gpu.library(in_place, problem.transposed(), config), tile=tile[:2], swapped=True)

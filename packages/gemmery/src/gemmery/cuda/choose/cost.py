@@ -230,8 +230,8 @@ def kinds_and_features(
     idle = min(rounds, 0)
     features = (1, strays, depth, idle, max(rounds, 0), strays * depth, strays * idle, rows)
     kinds = (cluster > 1, cluster >= 4, cluster >= 8, splits >= 2, splits >= 4, splits >= 8, turned)
-    more = turned and bn <= 64, splits > 1 and cluster > 1
-    return (*kinds, area, area * area, abs(log2(bm / bn)), *more), features
+    areas = area, area * area, abs(log2(bm / bn))
+    return (*kinds, *areas, turned and bn <= 64, splits > 1 and cluster > 1), features
 
 
 def streams(demand: Demand) -> bool:

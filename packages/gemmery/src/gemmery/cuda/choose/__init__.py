@@ -174,9 +174,10 @@ def modeled(problem: Problem, device: Device, split: bool = True, swapped: bool 
     choices = [(tile, 1) for tile in candidates(problem, demand, device, swapped)]
     deep = problem.k >= limits.split_depth
     if split and (deep if fitted else may_split(problem.m, problem.n, problem.k, problem.batch, device)):
-        tiles = [each for each in legal.instances(_as_read(problem, demand)) if swapped or not is_swapped(each.bm)]
-        known = fitted.tiles if fitted else limits.split
-        cut = [(tile, splits) for tile in tiles for splits in range(2, 9) if (*tile[:5], splits) in known]
+        legals = [each for each in legal.instances(_as_read(problem, demand)) if swapped or not is_swapped(each.bm)]
+        tiles: dict[tuple[int, ...], Instance] = {tile[:5]: tile for tile in legals}
+        names = fitted.tiles if fitted else limits.split
+        cut = [(tiles[name[:5]], name[5]) for name in names if name[5] > 1 and name[:5] in tiles]
         choices += [each for each in cut if cost.shared_turns(demand, *each, device.sms)]
     times = [(cost.cycles(demand, *each, device), -each[0].stages, each) for each in choices]
     if fitted:

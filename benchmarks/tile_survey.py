@@ -42,12 +42,14 @@ def drawn(count, seed):
 def tiles_of(problem, device, near):
     """Return the names of configurations, by tile and split, that the model does not find `near` times as slow."""
     demand, found = cost.demand_of(problem), []
+    fitted = choose.fitted_for(problem, demand, device)
+    known = fitted.tiles if fitted else choose.card(device).split
     for tile in INSTANCES:
         if legal.illegal(problem, tile):
             continue
-        alone = tile.cm * tile.cn == 1 and tile.bm in (64, 128, 256)
-        for splits in (1, 2, 4, 8) if alone and problem.k >= 512 else (1,):
-            if splits > 1 and (legal.split_refusal(tile, splits) or not cost.shared_turns(demand, tile, splits, 132)):
+        for splits in range(1, 9):
+            name = *tile[:5], splits
+            if splits > 1 and not (name in known and cost.shared_turns(demand, tile, splits, device.sms)):
                 continue
             band, blocks = choose.order(tile, problem.m, problem.n, 1, device)
             words = dict(zip(choose.KEYS, (*tile[:5], band, splits, blocks), strict=True))
@@ -55,8 +57,8 @@ def tiles_of(problem, device, near):
             rung = "wgmma_streamk" if splits > 1 else "wgmma_epilogue"
             names = " ".join(f"{key}={value}" for key, value in words.items() if splits > 1 or key != "splits")
             if splits > 1:
-                names = " ".join(f"{key}={words[key]}" for key in ("bm", "bn", "stages", "band", "splits"))
-            label = ",".join(map(str, (*tile[:5], splits)))
+                names = " ".join(f"{key}={words[key]}" for key in choose.KEYS if key != "blocks")
+            label = ",".join(map(str, name))
             found.append((cost.cycles(demand, tile, splits, device), label, f"{rung} {names}"))
     best = min(each for each, _, _ in found)
     return {label: name for each, label, name in found if each <= near * best}

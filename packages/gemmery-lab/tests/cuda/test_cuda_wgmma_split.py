@@ -10,7 +10,7 @@ from checked_products import matrices, run
 from gemmery import dtypes
 from gemmery.cuda.choose import legal
 from gemmery.cuda.choose.data import Instance
-from gemmery.errors import RefusedError
+from gemmery.errors import GemmeryError, RefusedError
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery.ladder.wgmma_split import promoted, turns
@@ -62,6 +62,59 @@ def test_whole_and_shared_tiles(config, shape, expected):
     assert run(STREAMK, *matrices(shape, "f16", layouts=("row", "col", "row")), config=config)
 
 
+def sharing(bm: int, bn: int, stages: int, splits: int, cm: int = 1, cn: int = 1) -> dict[str, int]:
+    cluster = cm * cn * splits
+    blocks = cluster * max(1, 8 // cluster)
+    return {"bm": bm, "bn": bn, "stages": stages, "cm": cm, "cn": cn, "splits": splits, "band": 2, "blocks": blocks}
+
+
+BESIDE = (sharing(80, 64, 4, 2, cn=2), (147, 328, 200))
+# 10 tiles, of which one cluster shares the last 2: those have 48 columns and 32 rows of C of tiles before them.
+OVERLAPPING = ({**sharing(80, 64, 4, 4), "blocks": 4}, (100, 264, 200))
+
+
+@pytest.mark.many
+@pytest.mark.parametrize("beta", [0.0, -1.5])
+@pytest.mark.parametrize(
+    ("config", "shape"),
+    [
+        (sharing(160, 64, 4, 4), (147, 200, 520)),  # of C' = B' A'
+        (sharing(152, 64, 5, 3), (147, 200, 520)),  # parts of 56, 56 and 40 columns
+        (sharing(80, 64, 4, 2, cm=2), (147, 320, 520)),
+        (sharing(72, 64, 4, 4, cn=2), (140, 320, 520)),  # A comes in turns
+        BESIDE,
+        OVERLAPPING,
+        (sharing(64, 64, 4, 4, cn=2), (130, 320, 520)),
+        (sharing(64, 64, 4, 3, cm=2), (130, 320, 520)),
+        (sharing(128, 64, 4, 2, cm=2, cn=2), (250, 320, 520)),
+        (sharing(64, 64, 4, 2, cn=4), (64, 1400, 72)),  # six turns of a cluster, in the last two tiles beyond the edge
+    ],
+)
+def test_blocks_that_share_k_share_operands(config, shape, beta):
+    """Each element of C is written once: C may be an operand, too."""
+    a, b, c = matrices(shape, "f16", layouts=("row", "col", "row"), filled=beta != 0)
+    assert run(STREAMK, a, b, c, alpha=0.5, beta=beta, config=config)
+
+
+@pytest.mark.many
+@pytest.mark.parametrize(
+    ("case", "file", "old", "new"),
+    [
+        (BESIDE, "cluster.cuh", "(i + CM * n);\n    return mask << first();", "(i + CM * n);\n    return mask;"),
+        (BESIDE, "wgmma_streamk.cu", "to * LAYER + within", "to * LAYER"),
+        (BESIDE, "wgmma_streamk.cu", "&& !Tiles::SWAPPED", ""),
+        (BESIDE, "wgmma_streamk.cu", "within = ptx::cluster_ctarank() % M::LAYER, rank", "within = 0, rank"),
+        (OVERLAPPING, "wgmma_streamk.cu", "if (row < rest.own) continue;  // another tile's", ""),
+        (OVERLAPPING, "wgmma_streamk.cu", "if (Tiles::SWAPPED && four.column < at.own) continue;", ""),
+    ],
+)
+def test_wrong_layers_show(case, file, old, new):
+    config, shape = case
+    a, b, c = matrices(shape, "f16", layouts=("row", "col", "row"), filled=True)
+    with pytest.raises((AssertionError, GemmeryError)):
+        run(STREAMK, a, b, c, alpha=0.5, beta=-1.5, config=config, texts=edited(file, old, new))
+
+
 @pytest.mark.many
 @pytest.mark.parametrize("layouts", [("row", "row", "row"), ("col", "col", "col")])
 def test_shared_tiles_of_other_layouts_and_batches(layouts):
@@ -105,9 +158,9 @@ def test_parts_are_added_in_the_order_of_k():
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"splits": 3}, "2, 4 or 8"),
+        ({"splits": 9}, "2 to 8"),
+        ({"cm": 2, "cn": 2, "splits": 3}, "or fewer where they share operands"),
         ({"bm": 192, "bn": 192, "stages": 4}, "below each other"),
-        ({"bn": 32, "splits": 8}, "multiple of 8"),
         ({"bm": 256, "bn": 192, "stages": 3}, "meet in the ring"),
     ],
 )

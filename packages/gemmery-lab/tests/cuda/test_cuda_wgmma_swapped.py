@@ -13,7 +13,7 @@ from gemmery.cuda import choose
 from gemmery.cuda.choose import cost
 from gemmery.cuda.choose.data import Instance
 from gemmery.cuda.device import KNOWN
-from gemmery.errors import RefusedError
+from gemmery.errors import GemmeryError, RefusedError
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery.problem import Problem
@@ -57,6 +57,8 @@ OVERLAPPING = ((160, 136, 136), tile(136, 128))  # 96 of 112 rows beyond the edg
         ((190, 520, 72), {**tile(96, 128, 2, 2, 4), "blocks": 8}),
         ((170, 264, 200), tile(80, 64, 3, 2, 2)),
         ((300, 264, 72), tile(80, 64)),
+        ((66, 520, 200), {**tile(72, 64, 3, 1, 4), "blocks": 8}),  # four blocks take turns at copying rows of A
+        ((50, 264, 72), tile(56, 64, 2, 1, 2)),
     ],
 )
 def test_rows_in_multiples_of_eight(shape, config, beta):
@@ -64,6 +66,16 @@ def test_rows_in_multiples_of_eight(shape, config, beta):
     a, b, c = matrices(shape, "bf16", layouts=BY_K, filled=beta != 0)
     runs = run(EPILOGUE, a, b, c, alpha=0.5, beta=beta, config=config)
     assert runs[-1].kernel.endswith(f", {config['cn']}, {config['cm']}, 0, 1>>")
+
+
+@pytest.mark.many
+@pytest.mark.parametrize("new", ["turn % SHARERS != 0", "turn % 2 != slice % 2"])
+def test_wrong_turns_show(new):
+    """Blocks wait for rows that nobody brings, or get more bytes than they wait for."""
+    config = {**tile(72, 64, 3, 1, 4), "blocks": 4}
+    operands = matrices((66, 264, 136), "bf16", layouts=BY_K)
+    with pytest.raises((AssertionError, GemmeryError)):
+        run(EPILOGUE, *operands, config=config, texts=edited("tma.cuh", "turn % SHARERS != slice", new))
 
 
 @pytest.mark.many
@@ -159,9 +171,8 @@ def test_a_last_piece_that_is_not_its_own_shows():
 @pytest.mark.parametrize(
     ("config", "change", "words"),
     [
-        (tile(72, 128), {}, r"bm=72, bn=128: a tile has 8, 64, 128, 192 or 256 rows; or 32, 80, 96"),
+        (tile(40, 128), {}, r"bm=40, bn=128: a tile has 8, 64, 128, 192 or 256 rows; or 32, 48, 56"),
         (tile(136, 192), {}, "64, 128 or 256 columns"),
-        (tile(136, 128, 2, 1, 2), {}, "the 2 blocks of a column of the cluster copy multiples of 8"),
         (tile(136, 128), {"out": "f32"}, "elements of 16 bits"),
         (tile(136, 128), {"a_layout": "col"}, "A by rows"),
         (tile(136, 128), {"n": 4095}, "rows of C have 8190 bytes.*use 64, 128 or 256 rows"),

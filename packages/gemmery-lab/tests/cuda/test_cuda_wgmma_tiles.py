@@ -35,6 +35,13 @@ def test_warpgroups_beside_each_other(config):
     assert run(EPILOGUE, *matrices((400, 504, 200), "bf16", layouts=BY_K), config=config)
 
 
+def test_blocks_take_turns_at_columns_that_they_cannot_divide():
+    """Of 112 columns, 4 blocks would have 28 each, no multiple of 8; the fourth row of tiles has 58 of 64 rows."""
+    config = {**tile(64, 112, 3, 4), "blocks": 8}
+    a, b, c = matrices((250, 230, 136), "f16", layouts=BY_K, filled=True)
+    assert run(EPILOGUE, a, b, c, alpha=0.5, beta=-1.5, config=config)
+
+
 NARROWER = {**tile(192, 192, 2, 2), "band": 1}
 
 

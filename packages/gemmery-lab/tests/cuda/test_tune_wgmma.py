@@ -193,17 +193,17 @@ def test_the_model_is_near_the_fastest_tiles(tune, file, most):
     assert sum(losses) / len(losses) <= most
 
 
-def test_the_model_is_near_the_fastest_tiles_of_random_products():
-    """On average, over products of a run of a survey to which nothing was fitted; one row has other rungs."""
-    losses = []
+def test_random_products_are_chosen_as_they_were_timed():
+    """The share of the record holds for the choice of the library; what is chosen otherwise has to be timed anew."""
+    ratios, others = [], []
     for line in (ROOT / "benchmarks" / "tuning" / "survey-nvidia-h200.jsonl").read_text().splitlines():
         row = json.loads(line)
-        if row["run"] == 12 and row["m"] > 1:
-            tile, splits = choose.modeled(
-                Problem(row["m"], row["n"], row["k"], "bf16", "bf16", b_layout="col"), KNOWN["h200"]
-            )
-            us = row["times"].get(",".join(map(str, (*tile[:5], splits))))
-            losses.append(math.log(us / min(row["times"].values())) if us else None)
-    timed = [loss for loss in losses if loss is not None]
-    assert len(timed) >= 0.95 * len(losses) > 150
-    assert sum(timed) / len(timed) <= 0.042
+        if row["run"] == 16:
+            case = Problem(row["m"], row["n"], row["k"], "bf16", "bf16", b_layout="col")
+            chosen = choose.chosen(case, KNOWN["h200"])
+            name = ",".join(str(chosen[key]) for key in ("bm", "bn", "stages", "cm", "cn", "splits"))
+            ratios.append(row["torch"] / row["gm"])
+            others += [row] if name != row["tile"] else []
+    assert len(ratios) == 202
+    assert len(others) <= 9  # of k below 1024, which is not split since then
+    assert sum(ratio >= 0.95 for ratio in ratios) >= 0.95 * len(ratios)

@@ -199,18 +199,18 @@ HOPPER = (
         ),
         (
             "wgmma_streamk.cu",
-            "whole + blockIdx.x / SPLITS",
+            "whole + blockIdx.x / CLUSTER",
             "whole + blockIdx.x",
             "blocks of a cluster at different tiles",
         ),
         (
             "wgmma_streamk.cu",
-            "count, gridDim.x / SPLITS",
+            "count, gridDim.x / CLUSTER",
             "count, gridDim.x",
             "shared tiles are left out",
         ),
         ("wgmma_streamk.cu", "place + rank * PART", "place + to * PART", "parts that overwrite each other"),
-        ("wgmma_streamk.cu", "to * OWN + i % OWN", "rank * OWN + i % OWN", "the columns of another block"),
+        ("wgmma_streamk.cu", "+ to * OWN + i % OWN;", "+ rank * OWN + i % OWN;", "the columns of another block"),
         ("wgmma_streamk.cu", "int of = 1;", "int of = 2;", "the second part is left out"),
         ("wgmma_streamk.cu", "here + of * PART", "here + PART", "the second part for all others"),
         (

@@ -78,7 +78,7 @@ def operand_boxes(problem: Problem, tile: Instance) -> tuple[MapBox, MapBox]:
     bk, (bm, bn, _, cm, cn, *_) = ROW // dtypes.get(problem.dtype).size, tile
     rows = min(bm, problem.m) if cn == 1 else bm // cn
     a = (64, bk // cn) if problem.a_layout == "col" else (bk, rows)
-    columns = min(bn, problem.n) if cm == 1 else bn // cm
+    columns = min(bn, problem.n) if cm == 1 or bn % (8 * cm) else bn // cm  # the latter in turns: see tma.cuh
     if traced_function.is_paired(problem):
         columns = bn // 2
     b = (bk, columns) if problem.b_layout == "col" else (64, bk // cm)
@@ -118,7 +118,7 @@ def staged(
     """A kernel whose first warpgroup is the producer, and whose others stage pieces of C that tensor copies write."""
     cluster, matrices = tile.cm * tile.cn, choose.APART if apart else 1
     fixed = element(problem), C_NAMES[problem.out], steps(problem), legal.tiling(problem, tile, warpgroups, apart, of)
-    kernel = template(f"{name}{'_cluster' * (cluster > 1)}", *fixed, *parameters)
+    kernel = template(f"{name}{'_cluster' * (cluster > 1 and 'cluster' not in others)}", *fixed, *parameters)
     shared = legal.shared_bytes(problem, tile, warpgroups) + room
     boxes = operands or operand_boxes(problem._replace(m=problem.m // matrices), tile)
     maps, others = (*boxes, piece_box(problem, tile, warpgroups)), {"cluster": cluster, "apart": matrices, **others}
@@ -130,7 +130,7 @@ def _unstaged(name: str, problem: Problem, config: Config, barriers: int = 16, p
 
     A tile per block; with a `band`, as many blocks as run at a time, in clusters of cm x cn, which take tiles in turn.
     """
-    tile, stays = _tile(config), "band" in config
+    tile, stays = tile_of(config), "band" in config
     blocks = grid(problem, tile, target(problem).sms) if stays else tiles(problem, tile.bm, tile.bn)[0]
     if tile.bm in (8, 192):
         raise RefusedError(f"bm={tile.bm}: wgmma_epilogue alone has such tiles; use 64, 128 or 256 rows")
@@ -142,14 +142,14 @@ def _unstaged(name: str, problem: Problem, config: Config, barriers: int = 16, p
     return launch(name, kernel, blocks, count, shared, tile[:2], operand_boxes(problem, tile), **order)
 
 
-def _tile(config: Config) -> Instance:
+def tile_of(config: Config) -> Instance:
     """Return the instance of a config."""
     return Instance(config["bm"], config["bn"], config["stages"], config.get("cm", 1), config.get("cn", 1))
 
 
 def _epilogue(name: str, problem: Problem, config: Config) -> Geometry:
     """The library's kernel, after a launch that packs what tensor copies or wgmma cannot read where it lies."""
-    tile = _tile(config)
+    tile = tile_of(config)
     check(legal.illegal(gpu.as_read(problem), tile))
     if is_swapped(tile.bm):
         in_place = partial(_in_place, name, exchanged(tile), False)

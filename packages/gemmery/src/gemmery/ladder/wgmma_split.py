@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from gemmery import dtypes
 from gemmery.cuda import choose
 from gemmery.cuda.choose import complete, legal
-from gemmery.cuda.choose.cost import GROUP_BLOCK, GROUP_ROWS, at_a_time, grouped_cycles, quickest
+from gemmery.cuda.choose.cost import GROUP_BLOCK, GROUP_ROWS, at_a_time, exchanged, grouped_cycles, is_swapped, quickest
 from gemmery.cuda.choose.data import GROUPS, HALVES, SCALED, Instance
 from gemmery.cuda.constants import BIAS_BYTES
 from gemmery.cuda.geometry import Geometry, MapBox, target, tiles
 from gemmery.errors import RefusedError
-from gemmery.ladder import wgmma
+from gemmery.ladder import gpu, wgmma
 from gemmery.ladder.gpu import gpu_rung, packing, sums_in_f32
 from gemmery.problem import Config, Problem
 
@@ -50,20 +51,27 @@ def _refuses_streamk(problem: Problem) -> str:
 
 def _streamk(name: str, problem: Problem, config: Config) -> Geometry:
     """Clusters of `splits` blocks that stay: whole tiles for each block, then shared ones for each cluster."""
-    tile, splits = Instance(config["bm"], config["bn"], config["stages"], 1, 1), config["splits"]
-    wgmma.check(legal.split_refusal(tile, splits))
-    most = config["blocks"] // splits or max(1, at_a_time(splits, target(problem).sms))
-    blocks = min(tiles(problem, tile.bm, tile.bn)[0], most) * splits
-    warpgroups = legal.consumers(problem, tile)
-    wgmma.check(legal.refused(problem, tile, legal.shared_bytes(problem, tile, warpgroups)))
-    return wgmma.staged(name, problem, tile, warpgroups, blocks, splits, cluster=splits, band=config["band"])
+    tile, splits = wgmma.tile_of(config), config["splits"]
+    cluster = splits * tile.cm * tile.cn
+    wgmma.check(legal.split_refusal(tile, splits) or legal.illegal(gpu.as_read(problem), tile))
+    most = config["blocks"] // cluster or max(1, at_a_time(cluster, target(problem).sms))
+    blocks = min(tiles(problem, tile.bm * tile.cm, tile.bn * tile.cn)[0], most) * cluster
+
+    def in_place(product: Problem, _: Config) -> Geometry:
+        turned = exchanged(tile) if is_swapped(tile.bm) else tile
+        warpgroups = legal.consumers(product, turned)
+        return wgmma.staged(name, product, turned, warpgroups, blocks, splits, cluster=cluster, band=config["band"])
+
+    if is_swapped(tile.bm):
+        return replace(gpu.library(in_place, problem.transposed(), config), tile=tile[:2], swapped=True)
+    return gpu.library(in_place, problem, config)
 
 
 def _resolve_streamk(problem: Problem, config: Config) -> Config:
     """Return the config with every 0 but that of `blocks` replaced; 0 blocks are all multiprocessors."""
     choice = choose.chosen(problem, target(problem))
     if choice["splits"] == 1:  # the library would not split k
-        choice |= {"bm": HALVES.bm, "bn": HALVES.bn, "stages": HALVES.stages, "splits": 2}
+        choice |= dict(zip(("bm", "bn", "stages", "cm", "cn", "splits"), (*HALVES[:5], 2), strict=True))
     return complete(config, choice)
 
 
@@ -196,12 +204,14 @@ SPLIT = (
             **dict.fromkeys(dtypes.FLOAT8, _in_parts(wgmma.aligned_sums_8_bits)),
             "int8": wgmma.exact_sums,
         },
-        geometry=packing(_streamk),
+        geometry=_streamk,
         resolve=_resolve_streamk,
         space={
             "bm": (0, 64, 128, 256),
             "bn": (0, 64, 128, 192, 256),
             "stages": (0, 3, 4, 6, 8),
+            "cm": (0, 1, 2),
+            "cn": (0, 1, 2),
             "splits": (0, 2, 4, 8),
             "band": (0, 1, 8, 16),
             "blocks": (0, 8, 128),

@@ -172,11 +172,12 @@ def modeled(problem: Problem, device: Device, split: bool = True, swapped: bool 
     demand, limits = demand_of(problem), card(device)
     fitted = fitted_for(problem, demand, device)
     choices = [(tile, 1) for tile in candidates(problem, demand, device, swapped)]
-    if split and (fitted or may_split(problem.m, problem.n, problem.k, problem.batch, device)):
-        legals = legal.instances(_as_read(problem, demand))
-        alone = [tile for tile in legals if tile.cm * tile.cn == 1 and (fitted or (tile.bm, tile.bn) in limits.split)]
-        cut = [(tile, splits) for tile in alone for splits in limits.splits if not legal.split_refusal(tile, splits)]
-        cut = [(tile, splits) for tile, splits in cut if not fitted or (*tile[:5], splits) in fitted.tiles]
+    deep = problem.k >= limits.split_depth
+    if split and (deep if fitted else may_split(problem.m, problem.n, problem.k, problem.batch, device)):
+        legals = [each for each in legal.instances(_as_read(problem, demand)) if swapped or not is_swapped(each.bm)]
+        tiles: dict[tuple[int, ...], Instance] = {tile[:5]: tile for tile in legals}
+        names = fitted.tiles if fitted else limits.split
+        cut = [(tiles[name[:5]], name[5]) for name in names if name[5] > 1 and name[:5] in tiles]
         choices += [each for each in cut if cost.shared_turns(demand, *each, device.sms)]
     times = [(cost.cycles(demand, *each, device), -each[0].stages, each) for each in choices]
     if fitted:

@@ -143,21 +143,23 @@ def straddles(demand: Demand) -> bool:
 
 def shared_turns(demand: Demand, tile: Instance, splits: int, sms: int) -> int:
     """Return the turns that clusters take at the tiles after whole rounds, 1 / splits of a round each; 0 if splitting
-    them does not save time.
+    them does not save time. Where their blocks share operands, too, clusters have no whole tiles.
 
     >>> demand = demand_of(Problem(3072, 3072, 3072, "bf16", "bf16", b_layout="col"))
     >>> shared_turns(demand, Instance(128, 256, 4, 1, 1), 2, 132)  # 288 tiles: 2 rounds, and 24 tiles for 66 clusters
     1
     """
-    clusters = at_a_time(splits, sms)
-    tiles = -(-demand.m // tile.bm) * -(-demand.n // tile.bn) * demand.batch
-    turns = -(-(tiles % (clusters * splits)) // clusters)
+    cluster = tile.cm * tile.cn
+    clusters = at_a_time(splits * cluster, sms)
+    tiles = -(-demand.m // (tile.bm * tile.cm)) * -(-demand.n // (tile.bn * tile.cn)) * demand.batch
+    turns = -(-(tiles if cluster > 1 else tiles % (clusters * splits)) // clusters)
     return turns if turns < splits else 0
 
 
 def at_a_time(cluster: int, sms: int) -> int:
     """Return how many clusters of so many blocks run at a time; some of 4 do not find room together: 30 on 132."""
-    return sms // cluster if cluster <= 2 else sms // cluster * 10 // 11
+    room = {3: 39, 5: 22, 6: 17, 7: 15}.get(cluster)  # of 132, by cuOccupancyMaxActiveClusters on an H200
+    return sms * room // 132 if room else sms // cluster if cluster <= 2 else sms // cluster * 10 // 11
 
 
 def grid(tiles: int, sms: int) -> int:
@@ -194,10 +196,11 @@ def cycles(demand: Demand, tile: Instance, splits: int, device: Device) -> float
             start += PAIRED_ONCE if shared else PAIRED
             busy *= READ_ONCE if shared else 1
     else:
-        blocks = at_a_time(splits, sms) * splits
-        part = SHARED * last(-(-demand.steps // splits), min(tiles * splits, blocks))
+        blocks = at_a_time(splits * cluster, sms) * splits * cluster
+        part = SHARED * last(-(-demand.steps // splits), min(tiles * splits * cluster, blocks))
         part += EXCHANGE + EXCHANGE_ELEMENT * area
-        busy = tiles // blocks * last(demand.steps, blocks) + shared_turns(demand, tile, splits, sms) * part
+        whole = 0 if cluster > 1 else tiles // blocks
+        busy = whole * last(demand.steps, blocks) + shared_turns(demand, tile, splits, sms) * part
     if 2 * tiles * cluster * splits <= sms and (demand.steps <= stages or not streams(demand)):
         start -= HIDDEN
     return start + busy
@@ -205,7 +208,17 @@ def cycles(demand: Demand, tile: Instance, splits: int, device: Device) -> float
 
 def residual(demand: Demand, tile: Instance, splits: int, sms: int, fitted: Residuals) -> float:
     """Return what the time of a product by a tile is to that by the model, as fitted to measured times."""
-    name, turned = (*tile[:5], splits), is_swapped(tile.bm)
+    kinds, features = kinds_and_features(demand, tile, splits, sms)
+    each = zip(kinds, fitted.classes, strict=True)
+    total = sum(of * value * x for of, values in each if of for value, x in zip(values, features, strict=True))
+    return exp(total + fitted.tiles.get((*tile[:5], splits), 0.0))
+
+
+def kinds_and_features(
+    demand: Demand, tile: Instance, splits: int, sms: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return what counts of a tile and of a product: residuals have a term for each pair."""
+    turned = is_swapped(tile.bm)
     if turned:
         demand, tile = swapped(demand), exchanged(tile)
     bm, bn, _, cm, cn, *_ = tile
@@ -217,9 +230,8 @@ def residual(demand: Demand, tile: Instance, splits: int, sms: int, fitted: Resi
     idle = min(rounds, 0)
     features = (1, strays, depth, idle, max(rounds, 0), strays * depth, strays * idle, rows)
     kinds = (cluster > 1, cluster >= 4, cluster >= 8, splits >= 2, splits >= 4, splits >= 8, turned)
-    each = zip((*kinds, area, area * area, abs(log2(bm / bn))), fitted.classes, strict=True)
-    total = sum(of * value * x for of, values in each if of for value, x in zip(values, features, strict=True))
-    return exp(total + fitted.tiles.get(name, 0.0))
+    areas = area, area * area, abs(log2(bm / bn))
+    return (*kinds, *areas, turned and bn <= 64, splits > 1 and cluster > 1), features
 
 
 def streams(demand: Demand) -> bool:

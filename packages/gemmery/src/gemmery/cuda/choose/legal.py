@@ -16,7 +16,8 @@ from gemmery.tuples import NamedTuple
 SHARED = 232_448  # bytes that a block of sm_90 may have
 MOST_SUMS = 256 * 192  # of a tile: 192 for each of 256 threads
 WIDTHS = (112, 144)  # of tiles, beside multiples of 32
-SWAPPED = (32, 80, 96, 112, 136, 144, 152, 160, 176, 200, 208, 224)  # rows of tiles of C' = B' A', columns of wgmma
+# Rows of tiles of C' = B' A', columns of wgmma.
+SWAPPED = (32, 48, 56, *range(72, 121, 8), *range(136, 161, 8), 176, 200, 208, 224)
 
 
 class Consumers(NamedTuple):
@@ -119,8 +120,6 @@ def refused(problem: Problem, tile: Instance, shared: int) -> str:
         return f"stages={stages} of {sides}: {shared} bytes of shared memory, of {SHARED}; use fewer stages"
     if cm * cn not in (1, 2, 4, 8):
         return f"cm={cm}, cn={cn}: a cluster has 1, 2, 4 or 8 blocks"
-    if bn % (8 * cm) and problem.b_layout == "col":
-        return f"bn={bn}, cm={cm}: the {cm} blocks of a column of the cluster copy multiples of 8 columns of B each"
     if traced_function.is_paired(problem) and (
         cm > 1 or is_swapped(bm) or bn % (128 if problem.b_layout == "row" else 64)
     ):
@@ -164,14 +163,12 @@ def plain_halves(problem: Problem) -> bool:
 
 def split_refusal(tile: Instance, splits: int) -> str:
     """Return why the blocks of a cluster cannot share the k of a tile; "" if they can."""
-    bm, bn, stages, *_ = tile
-    if splits not in (2, 4, 8):
-        return f"splits={splits}: 2, 4 or 8 blocks of a cluster share the k of a tile"
+    bm, bn, stages, cm, cn, *_ = exchanged(tile) if is_swapped(tile.bm) else tile
+    if not 2 <= splits <= 8 // (cm * cn):
+        return f"splits={splits}: 2 to 8 blocks of a cluster share the k of a tile, or fewer where they share operands"
     if bm not in (64, 128, 256):
         return f"bm={bm}: the warpgroups of a tile that is shared lie below each other; use 64, 128 or 256 rows"
-    if bn % (8 * splits):
-        return f"bn={bn}, splits={splits}: each block finishes a part of the columns, a multiple of 8"
-    if 4 * bm * bn > stages * (bm + bn) * ROW:
+    if 4 * bm * -(-bn // 8 // splits) * 8 * splits > stages * (bm + bn) * ROW:
         return (
             f"bm={bm}, bn={bn}, stages={stages}: the sums of a tile meet in the ring; use a smaller tile or more stages"
         )

@@ -214,13 +214,15 @@ template <int PENDING> __device__ __forceinline__ void wgmma_wait_group() {
 
 // wgmma_mma_async<Types>(d, a, b, adds): d = A B, or += where `adds`, of 64 x N x 32 bytes of k in shared memory, by
 // descriptors. Types::text is the part of the name behind N, Types::signs what stands behind the predicate. A thread
-// has N / 2 sums: there are overloads for multiples of 32, and for 88, 112, 136 ...
+// has N / 2 sums: there are overloads for multiples of 32, and for 48, 56, 72 ...
 #define D4(l, i) l(d[i]), l(d[i + 1]), l(d[i + 2]), l(d[i + 3])
 #define D8(l, i) D4(l, i), D4(l, i + 4)
 #define D12(l, i) D8(l, i), D4(l, i + 8)
 #define D16(l, i) D4(l, i), D4(l, i + 4), D4(l, i + 8), D4(l, i + 12)
 #define D24(l, i) D16(l, i), D8(l, i + 16)
+#define D28(l, i) D24(l, i), D4(l, i + 24)
 #define D32(l, i) D16(l, i), D16(l, i + 16)
+#define D36(l, i) D32(l, i), D4(l, i + 32)
 #define D40(l, i) D32(l, i), D8(l, i + 32)
 #define D44(l, i) D32(l, i), D4(l, i + 32), D4(l, i + 36), D4(l, i + 40)
 #define D48(l, i) D32(l, i), D16(l, i + 32)
@@ -243,7 +245,9 @@ template <int PENDING> __device__ __forceinline__ void wgmma_wait_group() {
 #define N12 N8 ", %8, %9, %10, %11"
 #define N16 N12 ", %12, %13, %14, %15"
 #define N24 N16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define N28 N24 ", %24, %25, %26, %27"
 #define N32 N24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define N36 N32 ", %32, %33, %34, %35"
 #define N40 N32 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define N44 N40 ", %40, %41, %42, %43"
 #define N48 N32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
@@ -272,14 +276,19 @@ template <int PENDING> __device__ __forceinline__ void wgmma_wait_group() {
   }
 WGMMA(float, "+f", "32", 16, "16", "17", "18", "19", "20");
 WGMMA(int, "+r", "32", 16, "16", "17", "18", "19", "20");
+WGMMA(float, "+f", "48", 24, "24", "25", "26", "27", "28");
+WGMMA(float, "+f", "56", 28, "28", "29", "30", "31", "32");
 WGMMA(float, "+f", "64", 32, "32", "33", "34", "35", "36");
 WGMMA(int, "+r", "64", 32, "32", "33", "34", "35", "36");
+WGMMA(float, "+f", "72", 36, "36", "37", "38", "39", "40");
 WGMMA(float, "+f", "80", 40, "40", "41", "42", "43", "44");
 WGMMA(float, "+f", "88", 44, "44", "45", "46", "47", "48");
 WGMMA(float, "+f", "96", 48, "48", "49", "50", "51", "52");
 WGMMA(int, "+r", "96", 48, "48", "49", "50", "51", "52");
+WGMMA(float, "+f", "104", 52, "52", "53", "54", "55", "56");
 WGMMA(float, "+f", "112", 56, "56", "57", "58", "59", "60");
 WGMMA(int, "+r", "112", 56, "56", "57", "58", "59", "60");
+WGMMA(float, "+f", "120", 60, "60", "61", "62", "63", "64");
 WGMMA(float, "+f", "128", 64, "64", "65", "66", "67", "68");
 WGMMA(int, "+r", "128", 64, "64", "65", "66", "67", "68");
 WGMMA(float, "+f", "136", 68, "68", "69", "70", "71", "72");

@@ -24,10 +24,13 @@ static_assert(sizeof(TmaProduct<f16, f16>) == 640 && sizeof(Product<f16, f16>) =
 
 // SIDES rows of A or columns of B, by 128 bytes of k, lie in shared memory as BOXES of rows of 128 bytes: where k is
 // adjacent in memory, as one with a row for each side; else as one for 64 sides each, with a row for each of 64 k. Each
-// of the SHARERS blocks that need them copies a part of the rows of every box.
+// of the SHARERS blocks that need them copies a part of the rows of every box; where parts would not be multiples of 8
+// rows, the blocks take TURNS at copying whole ones.
 template <bool K_MAJOR, int SIDES, int SHARERS> struct Boxes {
-  static constexpr int COUNT = K_MAJOR ? 1 : (SIDES + 63) / 64, PART = (K_MAJOR ? SIDES : 64) / SHARERS;
-  static_assert(PART % 8 == 0 && PART * SHARERS == (K_MAJOR ? SIDES : 64), "the swizzle repeats after 8 rows");
+  static constexpr bool TURNS = K_MAJOR && SIDES % (8 * SHARERS) != 0;
+  static constexpr int COUNT = K_MAJOR ? 1 : (SIDES + 63) / 64;
+  static constexpr int PART = (K_MAJOR ? SIDES : 64) / (TURNS ? 1 : SHARERS);
+  static_assert(PART % 8 == 0, "the swizzle repeats after 8 rows");
 
   // Where the part `slice` of a box begins in the matrix.
   static __device__ __forceinline__ int x(int k, int side, int box) { return K_MAJOR ? k : side + 64 * box; }
@@ -38,8 +41,12 @@ template <bool K_MAJOR, int SIDES, int SHARERS> struct Boxes {
 // at `to`, swizzled by 128 bytes. Beyond the edges there are zeros.
 template <bool K_MAJOR, int SIDES, int SHARERS>
 __device__ __forceinline__ void bring(unsigned to, const TensorMap& map, int k, int side, int batch, unsigned barrier,
-                                      int slice = 0, unsigned short mask = 0) {
+                                      int slice = 0, unsigned short mask = 0, int turn = 0) {
   using B = Boxes<K_MAJOR, SIDES, SHARERS>;
+  if constexpr (B::TURNS) {
+    if (turn % SHARERS != slice) return;
+    slice = 0;
+  }
   to += slice * B::PART * 128;
 #pragma unroll
   for (int box = 0; box < B::COUNT; ++box) {
@@ -56,6 +63,7 @@ __device__ __forceinline__ void bring(unsigned to, const TensorMap& map, int k, 
 template <bool K_MAJOR, int SIDES, int SHARERS>
 __device__ __forceinline__ void prefetch(const TensorMap& map, int k, int side, int batch, int slice) {
   using B = Boxes<K_MAJOR, SIDES, SHARERS>;
+  if (B::TURNS && slice > 0) return;
 #pragma unroll
   for (int box = 0; box < B::COUNT; ++box) {
     ptx::cp_async_bulk_prefetch_tensor(&map, B::x(k, side, box), B::y(k, side, slice), batch);

@@ -78,6 +78,7 @@ struct WgmmaTiles {
   static constexpr bool SWAPPED = IS_SWAPPED;
   // Threads of which one hands a stage back: a warpgroup's, which multiplies as one, or a warp's, if warps load A.
   static constexpr int TOGETHER = APART ? 32 : 128, RELEASES = WARPGROUPS * (128 / TOGETHER);
+  static constexpr int LAYERS = 1;    // of a cluster, which share k
   static constexpr int PRODUCTS = 4;  // of a stage, 32 bytes of k each
   static constexpr bool RAGGED = false;  // whether stages may hold k of other products, which is then cleared
   static constexpr int A_BYTES = BM * 128, B_BYTES = (B_K_MAJOR ? BN : (BN + 63) / 64 * 64) * 128;
@@ -117,13 +118,19 @@ template <class Tiles, class P> __device__ __forceinline__ int depth_of(const P&
   return p.product.k + Tiles::early(p, tile);
 }
 
+// Where the rows (columns) begin that a block of a cluster copies: those of the first tile where all of its own are
+// beyond the edge. Copies of such rows are slow, and its partners would wait.
+template <class Tiles> __device__ __forceinline__ int inside(int side, int end) {
+  return Tiles::CM * Tiles::CN == 1 || side < end ? side : 0;
+}
+
 // Brings a block's slice of A, or of B, for 128 bytes of k to a stage; `slice` counts the blocks that share it.
 template <class Tiles, class P>
 __device__ __forceinline__ void bring_a(const P& p, unsigned stage, Tile tile, int step, unsigned barrier,
                                         int slice = 0, unsigned short mask = 0) {
   const int k = step * Tiles::BK - Tiles::place_of(p, tile) / int(sizeof(typename Tiles::T));
-  bring<Tiles::A_K_MAJOR, Tiles::BM, Tiles::CN>(stage, p.a, k, tile.row, p.product.a_batch ? tile.batch : 0,
-                                                barrier, slice, mask);
+  bring<Tiles::A_K_MAJOR, Tiles::BM, Tiles::CN>(stage, p.a, k, inside<Tiles>(tile.row, p.product.m),
+                                                p.product.a_batch ? tile.batch : 0, barrier, slice, mask);
 }
 
 // Rows of the tiles of an A that has fewer rows than a tile, and columns of B, which their boxes do not have either: a
@@ -133,7 +140,8 @@ template <class Tiles, class P> __device__ __forceinline__ int absent_rows(const
   return Tiles::A_K_MAJOR && Tiles::CN == 1 ? max(Tiles::BM - p.product.m, 0) : 0;
 }
 template <class Tiles, class P> __device__ __forceinline__ int absent_columns(const P& p) {
-  return Tiles::B_K_MAJOR && Tiles::CM == 1 && Tiles::MATRICES == 1 ? max(Tiles::BN - p.product.n, 0) : 0;
+  constexpr bool WHOLE = Tiles::CM == 1 || Boxes<Tiles::B_K_MAJOR, Tiles::BN, Tiles::CM>::TURNS;
+  return Tiles::B_K_MAJOR && WHOLE && Tiles::MATRICES == 1 ? max(Tiles::BN - p.product.n, 0) : 0;
 }
 
 // The bytes that copies bring to a stage.
@@ -164,8 +172,9 @@ template <class Tiles, class P>
 __device__ __forceinline__ void bring_b(const P& p, unsigned stage, Tile tile, int step, unsigned barrier,
                                         int slice = 0, unsigned short mask = 0) {
   const int k = step * Tiles::BK - Tiles::early(p, tile);
-  bring<Tiles::B_K_MAJOR, Tiles::WIDE, Tiles::CM>(stage + Tiles::A_BYTES, p.b, k, tile.col,
-                                                  p.product.b_batch ? tile.batch : 0, barrier, slice, mask);
+  bring<Tiles::B_K_MAJOR, Tiles::WIDE, Tiles::CM>(stage + Tiles::A_BYTES, p.b, k,
+                                                  inside<Tiles>(tile.col, p.product.n),
+                                                  p.product.b_batch ? tile.batch : 0, barrier, slice, mask, step);
   if constexpr (Tiles::MATRICES == 2) {
     bring<Tiles::B_K_MAJOR, Tiles::WIDE, 1>(stage + Tiles::A_BYTES + Tiles::WIDE * 128, operands_of(p).second, k,
                                             tile.col, 0, barrier);

@@ -66,7 +66,7 @@ template <class Tiles, bool OVERLAP = false> struct Bands {
       matrix = row / rows();
       row -= matrix * rows();
     }
-    const Cluster<Tiles::CM, Tiles::CN> place;
+    const Cluster<Tiles::CM, Tiles::CN, Tiles::LAYERS> place;
     tile = {int(matrix), int((row * Tiles::CM + place.m) * Tiles::BM),
             int((column * Tiles::CN + place.n) * Tiles::WIDE)};
     if constexpr (OVERLAPS) {

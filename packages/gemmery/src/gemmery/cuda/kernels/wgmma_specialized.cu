@@ -21,7 +21,7 @@ template <class Tiles, int STAGING = 0> struct Pipeline {
   // each in a loop over lanes, and so does a block of 8 rows: elected, it asks sooner, and 1 row by 2048 with k = 8192
   // takes 14.2 us, not 16.1 (H100). Larger tiles gain nothing (docs/findings/elected_producer.md).
   static constexpr bool ELECTS = Tiles::BM == 8 || (Tiles::BM == 64 && Tiles::CM * Tiles::CN > 1);
-  Cluster<Tiles::CM, Tiles::CN> place;
+  Cluster<Tiles::CM, Tiles::CN, Tiles::LAYERS> place;
   unsigned ring, full, empty;
   int warpgroup;  // 0: the producer's
 

@@ -24,25 +24,19 @@ from rung_configs import compile_all, problem_of, put_of
 
 import gemmery as gm
 from gemmery import tiers
+from gemmery.cuda.choose import cost
+from gemmery.cuda.choose.data import SIMT_ALONG_K, SIMT_BY_ELEMENTS, SIMT_PIPELINED, SIMT_SHARED, SIMT_SPLITS
+from gemmery.cuda.device import KNOWN
 from gemmery.errors import GemmeryError
+from gemmery.ladder import simt
 
-KEYS = ("bm", "bn", "bk", "wm", "wn", "tm", "tn", "stages")
-# Tiles, and about the speed of each; with k adjacent in A and B those in pieces along k have 16 of k, all of these.
-TILES = {
-    "128 128 8 64 32 8 8 3": 90,
-    "128 64 16 32 32 8 4 3": 85,
-    "64 128 16 32 64 8 8 3": 90,
-    "64 64 16 32 32 8 4 3": 80,
-    "64 64 16 32 64 8 8 3": 85,
-    "32 128 16 32 64 8 8 3": 85,
-    "32 64 16 32 32 8 4 4": 75,
-    "32 32 16 32 16 4 4 3": 60,
-    "16 64 16 16 32 4 4 4": 60,
-    "16 128 16 16 64 4 8 4": 65,
-}
-SPLITS = 1, 2, 3, 4, 6, 8
-RIVALS = 14  # configurations of a product
-KNOWN = (
+KEYS = "bm", "bn", "bk", "wm", "wn", "tm", "tn", "stages", "blocks"
+RIVALS, SPLITS_EACH, EARLY = (
+    15,
+    3,
+    3,
+)  # configurations of a product; parts of k of a tile; those that are timed early too
+SHAPES = (
     *((64, 2048, 2048), (1000, 333, 900), (300, 700, 2000), (512, 512, 512), (640, 640, 640), (768, 768, 768)),
     *((2, 2048, 2048), (8, 4096, 4096), (16, 4096, 4096), (32, 4096, 4096), (64, 4096, 1024), (64, 1024, 4096)),
 )
@@ -55,29 +49,26 @@ def random_shapes(count, seed):
     return [tuple(side // 4 * 4 if i % 2 else side for side in sides) for i, sides in enumerate(drawn)]
 
 
-def blocks_of(text, along_k):
-    """Return how many blocks of a tile the registers of a multiprocessor hold."""
-    bm, bn, _, _, _, tm, tn, _ = map(int, text.split())
-    registers = tm * tn + (8 * (tm + tn) + 48 if along_k else 2 * (tm + tn) + 40)
-    return max(1, (1 << 16) // (bm * bn // (tm * tn) * registers))
+def named(tile, splits):
+    """Return a configuration as `put_of` takes it."""
+    words = (f"{key}={getattr(tile, key)}" for key in KEYS)
+    return f"simt_pipelined {' '.join(words)} splits={splits}"
 
 
 def configs(m, n, k, b):
-    """Return the configurations that should be fastest, as arguments of `put_of`."""
+    """Return what the library chose without parts of k, and what should be fastest with them."""
+    p = problem_of(m, n, k, "f32", 1, b)
+    kind = simt.shared_kind(p)
+    old = {"rows": SIMT_PIPELINED[4], "pieces": SIMT_ALONG_K, "elements": SIMT_BY_ELEMENTS}[kind]
+    device = KNOWN["h200"]
 
     def estimate(choice):
-        text, splits = choice
-        bm, bn, *_ = map(int, text.split())
-        blocks = -(-m // bm) * -(-n // bn) * splits
-        return -(-blocks // 132) * bm * bn * (-(-k // 16 // splits) + 8) / TILES[text]
+        return cost.shared_cycles(p, *choice, device)
 
-    of_tile = [sorted(((text, splits) for splits in SPLITS), key=estimate)[:3] for text in TILES]
-    every = sorted(itertools.chain(*of_tile), key=estimate)
-    return [
-        "simt_pipelined " + " ".join(f"{key}={value}" for key, value in zip(KEYS, text.split(), strict=True))
-        + f" blocks={blocks_of(text, b == 'col' and k % 4 == 0)} splits={splits}"
-        for text, splits in every[:RIVALS]
-    ]  # fmt: skip
+    each = [sorted(((tile, splits) for splits in SIMT_SPLITS), key=estimate) for tile in SIMT_SHARED[kind]]
+    best = sorted(itertools.chain(*(of_tile[:SPLITS_EACH] for of_tile in each)), key=estimate)[:RIVALS]
+    before = cost.quickest([tile for tile in old if tile.bn < 256], m, n, 1, device.sms)
+    return [named(before, 1), *(named(*choice) for choice in best)]
 
 
 def operands(m, n, k, b, most=100):
@@ -107,6 +98,8 @@ def raced(m, n, k, b, names):
         "gm": lambda i: gm.matmul(*flat[i][:2], out=flat[i][2]),
     }
     puts |= {name: put_of(problem_of(m, n, k, "f32", 1, b), name, sets) for name in names}
+    early = names[1 : 1 + EARLY] or ["simt_pipelined"]
+    puts |= {f"{name} early=1": put_of(problem_of(m, n, k, "f32", 1, b), name, sets, early=True) for name in early}
     for _ in range(20):
         puts["gm"](0)
     tiers.wait()
@@ -132,7 +125,8 @@ def raced(m, n, k, b, names):
 
 def short(name):
     """Return a configuration as its values."""
-    return " ".join(word.split("=")[1] for word in name.split()[1:]) or name
+    words = name.removeprefix("simt_pipelined ").replace("early=1", "early").split()
+    return " ".join(word.split("=")[-1] for word in words)
 
 
 def host_cases():
@@ -200,10 +194,10 @@ def main():
             }
             write({"kind": "float32 in a loop", **case, "times": row})
         return
-    shapes = [(*shape, b) for shape in (*KNOWN, *random_shapes(options.count, options.seed)) for b in ("row", "col")]
+    shapes = [(*shape, b) for shape in (*SHAPES, *random_shapes(options.count, options.seed)) for b in ("row", "col")]
     names = {shape: configs(*shape) if options.what == "tiles" else [] for shape in shapes}
     begin = time.monotonic()
-    compile_all([(problem_of(*shape[:3], "f32", 1, shape[3]), names[shape]) for shape in shapes])
+    compile_all([(problem_of(*shape[:3], "f32", 1, shape[3]), names[shape] or ["simt_pipelined"]) for shape in shapes])
     say(f"compiled in {time.monotonic() - begin:.0f} s")
     for m, n, k, b in shapes:
         if time.monotonic() > end:

@@ -7,14 +7,23 @@ from functools import partial
 
 from gemmery import dtypes
 from gemmery.cuda.choose import complete
-from gemmery.cuda.choose.cost import quickest
-from gemmery.cuda.choose.data import PACKED_ROWS, SIMT_ALONG_K, SIMT_BY_ELEMENTS, SIMT_PIPELINED, SIMT_SEMIRINGS
+from gemmery.cuda.choose.cost import quickest, quickest_shared
+from gemmery.cuda.choose.data import (
+    FEW_TILES,
+    PACKED_ROWS,
+    SIMT_ALONG_K,
+    SIMT_BY_ELEMENTS,
+    SIMT_PIPELINED,
+    SIMT_SEMIRINGS,
+    SIMT_SHARED,
+    SIMT_SPLITS,
+)
 from gemmery.cuda.constants import PACK_THREADS
-from gemmery.cuda.device import GRID, REGISTERS, STATIC_SHARED, THREADS, WARP
+from gemmery.cuda.device import GRID, REGISTERS, STATIC_SHARED, THREADS, WARP, Device
 from gemmery.cuda.geometry import Geometry, access, accesses, instance, layouts, sum_size, target, template, tiles
 from gemmery.errors import RefusedError
-from gemmery.ladder.tensor import with_finish
 from gemmery.ladder.gpu import ALIGNED, EVERY, LINE, OTHERS, WHOLE, beside, gpu_rung, of_tiles, whole
+from gemmery.ladder.tensor import with_finish
 from gemmery.problem import Config, Problem
 
 _ALONG_ROWS = {"divergent_branches": 0, "store_sectors_a_request": 4, "store_bytes_a_sector": 32}
@@ -241,7 +250,6 @@ def _pipelined(name: str, problem: Problem, config: Config) -> Geometry:
         )
     if stages > 2:
         geometry = replace(geometry, needs=80, instructions="cp.async")
-    geometry = replace(geometry, overlaps=hopper and problem.device != "cpu")
     return geometry if splits == 1 else _shared(problem, geometry, config)
 
 
@@ -284,10 +292,26 @@ def _resolve(problem: Problem, config: Config) -> Config:
         tilings = tilings[1:]  # the largest would leave no registers for the exponential
     elif problem.semiring and size == 4:
         tilings = SIMT_SEMIRINGS
-    tile = quickest(tilings, problem.m, problem.n, problem.batch, device.sms)
+    tile, splits = quickest(tilings, problem.m, problem.n, problem.batch, device.sms), 1
+    if _shares(problem, config, device):
+        choices = (config["splits"],) if config["splits"] else SIMT_SPLITS
+        tile, splits = quickest_shared(SIMT_SHARED[shared_kind(problem)], choices, problem, device)
     if device.capability < 80 or _widens(problem):
         tile = tile._replace(stages=2)
-    return complete(config, {**tile._asdict(), "splits": 1})
+    return complete(config, {**tile._asdict(), "splits": splits})
+
+
+def _shares(problem: Problem, config: Config, device: Device) -> bool:
+    """Return True for float32 with so few tiles that blocks may share their k, unless the tile is given."""
+    plain = (problem.dtype, problem.out, problem.b_dtype, problem.semiring) == ("f32", "f32", "", "")
+    return plain and not config["bm"] and problem.m * problem.n * problem.batch <= FEW_TILES * device.sms
+
+
+def shared_kind(problem: Problem) -> str:
+    """Return which tiles of SIMT_SHARED a product has."""
+    if problem.b_layout != "col":
+        return "rows"
+    return "pieces" if _pieces_along_k(problem) else "elements"
 
 
 def _along_k(problem: Problem, config: Config) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from itertools import product
 from math import ceil, exp, gcd, log2
 from typing import TypeVar
 
 from gemmery import dtypes
-from gemmery.cuda.choose.data import FEW, PARTS, Instance, Residuals, Tiling, card
-from gemmery.cuda.device import KNOWN, Device
+from gemmery.cuda.choose.data import FEW, PARTS, SIMT_COSTS, SIMT_STEP, Instance, Residuals, Tiling, card
+from gemmery.cuda.device import KNOWN, WARP, Device
 from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
 
@@ -45,6 +46,8 @@ READ_ONCE, PAIRED_ONCE = 0.925, 700  # of the time, where clusters share columns
 LATENCY = 1570  # cycles from the request for a stage to its products
 MEMORY = 0.58  # bytes in a cycle, for each GB/s of memory; fitted beside LATENCY, it is 1.15 of what these are
 
+
+LANES = 128  # of a multiprocessor, for float32
 
 AnyTile = TypeVar("AnyTile", Tiling, Instance)
 
@@ -84,6 +87,40 @@ def quickest_split(tiles: Iterable[Tiling], splits: Iterable[int], problem: Prob
         return share(tile, m, n, batch, sms, parts) / (tile.speed / 100) * (-(-steps // parts) + RING) + addition
 
     return min(product(tiles, splits), key=time)
+
+
+@lru_cache(maxsize=1024)
+def quickest_shared(
+    tiles: tuple[Tiling, ...], splits: tuple[int, ...], problem: Problem, device: Device
+) -> tuple[Tiling, int]:
+    """Return the tile and the parts of k with which float32 on CUDA cores takes least time.
+
+    >>> from gemmery.cuda.choose.data import SIMT_SHARED, SIMT_SPLITS
+    >>> case = Problem(64, 2048, 2048, "f32", "f32")
+    >>> cases = case, case._replace(k=16)
+    >>> [quickest_shared(SIMT_SHARED["rows"], SIMT_SPLITS, each, KNOWN["h200"])[1] > 1 for each in cases]
+    [True, False]
+    """
+    return min(product(tiles, splits), key=lambda choice: shared_cycles(problem, *choice, device))
+
+
+def shared_cycles(problem: Problem, tile: Tiling, splits: int, device: Device) -> float:
+    """Return about the cycles of float32 on CUDA cores with so many blocks to a tile, but for those of every launch.
+
+    The busiest multiprocessor has all its blocks at a time. The fewer warps these are, the more it waits.
+    """
+    costs, area, batch = SIMT_COSTS, tile.bm * tile.bn, problem.batch
+    blocks = -(-problem.m // tile.bm) * -(-problem.n // tile.bn) * batch * splits
+    rounds = -(-blocks // device.sms)
+    warps = min(rounds, tile.blocks) * area / (tile.tm * tile.tn * WARP)
+    steps = ceil(ceil(problem.k / SIMT_STEP) / splits)
+    each = rounds * area * SIMT_STEP / LANES * 100 / tile.speed * (1 + costs.idle / warps)
+    moved = 4 * batch * (problem.m + problem.n) * problem.k / costs.memory
+    brought = 4 * rounds * (tile.bm + tile.bn) * steps * SIMT_STEP / costs.l2
+    busy: float = ((steps * each) ** 4 + moved**4 + brought**4) ** 0.25 + costs.fill
+    if splits == 1:
+        return busy
+    return busy + costs.meet + rounds * area * costs.sum + (device.capability < 90) * costs.launch
 
 
 class Demand(NamedTuple):

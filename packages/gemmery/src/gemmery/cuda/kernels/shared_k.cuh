@@ -19,19 +19,13 @@ template <int SPLITS, int BK> struct PartOfK {
   }
 };
 
-// What a block does before it reads: launches after it may begin, and those before it have ended.
-template <bool CLUSTER> __device__ __forceinline__ void begin_block() {
-  if constexpr (CLUSTER) ptx::barrier_cluster_arrive();
-  ptx::griddepcontrol_launch_dependents();
-  ptx::griddepcontrol_wait();
-}
-
 // Stores a tile from its sums, those of a part of k where SPLITS blocks share it: each thread from (i, j) on as
 // store_registers. A cluster's threads send four sums at a time to the block that finishes these, at `memory`.
 template <int EPILOGUE, int ROWS_APART, int COLUMNS_APART, int VEC, bool SINGLE, int SPLITS, bool CLUSTER, int THREADS,
           int TM, int TN, class S, class T, class Out>
 __device__ __forceinline__ void store_shared(const Product<T, Out>& p, int part, Tile tile, int i, int j,
                                              const S (&sums)[TM][TN], unsigned memory) {
+  ptx::griddepcontrol_launch_dependents();
   if constexpr (SPLITS == 1) {
     store_registers<EPILOGUE, ROWS_APART, COLUMNS_APART, VEC, SINGLE>(p, tile.batch, i, j, sums);
   } else if constexpr (!CLUSTER) {

@@ -58,14 +58,15 @@ def named(tile, splits):
 def configs(m, n, k, b):
     """Return what the library chose without parts of k, and what should be fastest with them."""
     p = problem_of(m, n, k, "f32", 1, b)
-    kind = simt.shared_kind(p)
-    old = {"rows": SIMT_PIPELINED[4], "pieces": SIMT_ALONG_K, "elements": SIMT_BY_ELEMENTS}[kind]
     device = KNOWN["h200"]
+    tiles = simt.shared_tiles(p, device)
+    kind = next(kind for kind, each in SIMT_SHARED.items() if each is tiles)
+    old = {"rows": SIMT_PIPELINED[4], "pieces": SIMT_ALONG_K, "elements": SIMT_BY_ELEMENTS}[kind]
 
     def estimate(choice):
         return cost.shared_cycles(p, *choice, device)
 
-    each = [sorted(((tile, splits) for splits in SIMT_SPLITS), key=estimate) for tile in SIMT_SHARED[kind]]
+    each = [sorted(((tile, splits) for splits in SIMT_SPLITS), key=estimate) for tile in tiles]
     best = sorted(itertools.chain(*(of_tile[:SPLITS_EACH] for of_tile in each)), key=estimate)[:RIVALS]
     before = cost.quickest([tile for tile in old if tile.bn < 256], m, n, 1, device.sms)
     return [named(before, 1), *(named(*choice) for choice in best)]
@@ -98,8 +99,6 @@ def raced(m, n, k, b, names):
         "gm": lambda i: gm.matmul(*flat[i][:2], out=flat[i][2]),
     }
     puts |= {name: put_of(problem_of(m, n, k, "f32", 1, b), name, sets) for name in names}
-    early = names[1 : 1 + EARLY] or ["simt_pipelined"]
-    puts |= {f"{name} early=1": put_of(problem_of(m, n, k, "f32", 1, b), name, sets, early=True) for name in early}
     for _ in range(20):
         puts["gm"](0)
     tiers.wait()
@@ -125,8 +124,7 @@ def raced(m, n, k, b, names):
 
 def short(name):
     """Return a configuration as its values."""
-    words = name.removeprefix("simt_pipelined ").replace("early=1", "early").split()
-    return " ".join(word.split("=")[-1] for word in words)
+    return " ".join(word.split("=")[-1] for word in name.removeprefix("simt_pipelined ").split())
 
 
 def host_cases():

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import torch
 
@@ -24,7 +23,6 @@ import gemmery as gm
 from gemmery import tiers
 from gemmery.arrays import View
 from gemmery.cuda.geometry import Scaling
-from gemmery.cuda.launch import CudaLaunch
 from gemmery.errors import GemmeryError
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
@@ -53,15 +51,12 @@ def problem_of(m, n, k, dtype, batch, b):
     return Problem(m, n, k, dtype, dtype, batch, b_layout=b, device="cuda:0")
 
 
-def put_of(problem, name, sets, early=False):
-    """Return what launches a configuration of a rung, "simt_batched tm=2", on a set of operands.
-
-    An `early` launch may begin before the one before it has ended.
-    """
+def put_of(problem, name, sets):
+    """Return what launches a configuration of a rung, "simt_batched tm=2", on a set of operands."""
     rung, *words = name.split()
     config = {key: int(value) for key, value in (word.split("=") for word in words)}
     rung = find(CUDA, rung)
-    kernel = CudaLaunch(problem, {**rung.default, **config}, lambda *given: early_or_not(rung.geometry(*given), early))
+    kernel = rung.build(problem, {**rung.default, **config})
 
     def view(x):
         along, row, column = (step * x.element_size() for step in x.stride())
@@ -76,11 +71,6 @@ def put_of(problem, name, sets, early=False):
         ready(a.data_ptr(), b.data_ptr(), c.data_ptr(), stream, workspace=scratch.data_ptr())
 
     return put
-
-
-def early_or_not(geometry, early):
-    """Return a launch that overlaps others if it is to be `early`, or if it does so by itself."""
-    return replace(geometry, overlaps=early or geometry.overlaps)
 
 
 def compile_all(cases):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from checked_products import matrices, run
+from checked_products import ROWS, matrices, run
+from gemmery import dispatch
 from gemmery.errors import RefusedError
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
@@ -21,7 +22,7 @@ COLUMNS = ("row", "col", "row")
 
 
 @pytest.mark.parametrize("device", ["h200", "a100"])
-@pytest.mark.parametrize("layouts", [("row", "row", "row"), COLUMNS, ("col", "row", "col"), ("strided", "odd", "padded")])
+@pytest.mark.parametrize("layouts", [ROWS, COLUMNS, ("col", "row", "col"), ("strided", "odd", "padded")])
 @pytest.mark.parametrize(
     ("shape", "tile", "splits"),
     [((33, 65, 101), TILE, 2), ((40, 36, 100), WIDE, 8), ((17, 35, 9), TILE, 4), ((5, 68, 52), WIDE, 3)],
@@ -37,7 +38,7 @@ def test_an_older_device_shares_k_through_registers():
 
 
 @pytest.mark.parametrize("device", ["h200", "a100"])
-@pytest.mark.parametrize("layouts", [("row", "row", "row"), COLUMNS])
+@pytest.mark.parametrize("layouts", [ROWS, COLUMNS])
 def test_the_epilogue_is_applied_to_the_whole_sum(layouts, device):
     a, b, c = matrices((35, 36, 100), "f32", layouts=layouts, batch=3, filled=True)
     bias = matrices((1, 36, 36), "f32", filled=True)[2]
@@ -46,7 +47,7 @@ def test_the_epilogue_is_applied_to_the_whole_sum(layouts, device):
 
 
 @pytest.mark.parametrize("device", ["h200", "a100"])
-@pytest.mark.parametrize("layouts", [("row", "row", "row"), COLUMNS])
+@pytest.mark.parametrize("layouts", [ROWS, COLUMNS])
 def test_parts_are_added_in_the_order_of_k(layouts, device):
     """The same bits in any order of blocks and warps, and those of sums of the parts one after the other."""
     m, n, k = 40, 36, 96
@@ -74,6 +75,23 @@ def test_nan_stays_in_its_row(device):
     given = Gemm(a, b, c)
     run_rung(PIPELINED, problem_of(given, "f32", "f32", device), {**TILE, "splits": 8}, given)
     assert np.array_equal(np.isnan(c[0]), np.repeat(np.arange(20)[:, None] == 3, 20, axis=1))
+
+
+def test_few_tiles_share_k_and_many_do_not():
+    def chosen(m, n, k, **options):
+        problem = Problem(m, n, k, *2 * (options.pop("name", "f32"),), device="h200", **options)
+        candidate = dispatch.choice(problem)
+        assert candidate.rung.name in ("simt_pipelined", "mma_f64")
+        return PIPELINED.resolve(problem, {**PIPELINED.default, **candidate.config})["splits"]
+
+    assert chosen(64, 2048, 2048) > 1
+    assert chosen(64, 2048, 2048, b_layout="col") > 1
+    assert chosen(64, 2048, 2047, b_layout="col") > 1
+    assert chosen(64, 2048, 16) == 1
+    assert chosen(4096, 4096, 4096) == 1
+    assert chosen(64, 2048, 2048, invariant=True) == 1
+    assert PIPELINED.resolve(Problem(64, 2048, 2048, "f64", "f64", device="a100"), PIPELINED.default)["splits"] == 1
+    assert PIPELINED.resolve(Problem(64, 2048, 2048, "f32", "f32", device="a100"), PIPELINED.default)["splits"] > 1
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from gemmery.cuda.choose.data import (
     SIMT_SEMIRINGS,
     SIMT_SHARED,
     SIMT_SPLITS,
+    Tiling,
 )
 from gemmery.cuda.constants import PACK_THREADS
 from gemmery.cuda.device import GRID, REGISTERS, STATIC_SHARED, THREADS, WARP, Device
@@ -293,25 +294,23 @@ def _resolve(problem: Problem, config: Config) -> Config:
     elif problem.semiring and size == 4:
         tilings = SIMT_SEMIRINGS
     tile, splits = quickest(tilings, problem.m, problem.n, problem.batch, device.sms), 1
-    if _shares(problem, config, device):
+    few = () if config["bm"] else shared_tiles(problem, device)
+    if few:
         choices = (config["splits"],) if config["splits"] else SIMT_SPLITS
-        tile, splits = quickest_shared(SIMT_SHARED[shared_kind(problem)], choices, problem, device)
+        tile, splits = quickest_shared(few, choices, problem, device)
     if device.capability < 80 or _widens(problem):
         tile = tile._replace(stages=2)
     return complete(config, {**tile._asdict(), "splits": splits})
 
 
-def _shares(problem: Problem, config: Config, device: Device) -> bool:
-    """Return True for float32 with so few tiles that blocks may share their k, unless the tile is given."""
+def shared_tiles(problem: Problem, device: Device) -> tuple[Tiling, ...]:
+    """Return the tiles of float32 whose k blocks may share, for a C of few tiles; none for other products."""
     plain = (problem.dtype, problem.out, problem.b_dtype, problem.semiring) == ("f32", "f32", "", "")
-    return plain and not config["bm"] and problem.m * problem.n * problem.batch <= FEW_TILES * device.sms
-
-
-def shared_kind(problem: Problem) -> str:
-    """Return which tiles of SIMT_SHARED a product has."""
+    if not plain or problem.m * problem.n * problem.batch > FEW_TILES * device.sms:
+        return ()
     if problem.b_layout != "col":
-        return "rows"
-    return "pieces" if _pieces_along_k(problem) else "elements"
+        return SIMT_SHARED["rows"]
+    return SIMT_SHARED["pieces" if _pieces_along_k(problem) else "elements"]
 
 
 def _along_k(problem: Problem, config: Config) -> bool:

@@ -25,7 +25,6 @@ template <int EPILOGUE, int ROWS_APART, int COLUMNS_APART, int VEC, bool SINGLE,
           int TM, int TN, class S, class T, class Out>
 __device__ __forceinline__ void store_shared(const Product<T, Out>& p, int part, Tile tile, int i, int j,
                                              const S (&sums)[TM][TN], unsigned memory) {
-  ptx::griddepcontrol_launch_dependents();
   if constexpr (SPLITS == 1) {
     store_registers<EPILOGUE, ROWS_APART, COLUMNS_APART, VEC, SINGLE>(p, tile.batch, i, j, sums);
   } else if constexpr (!CLUSTER) {

@@ -34,7 +34,6 @@ __device__ __forceinline__ void pipelined_product(const Product<T, Out>& p) {
   S* ring = reinterpret_cast<S*>(memory);
 
   if constexpr (CLUSTER) ptx::barrier_cluster_arrive();
-  ptx::griddepcontrol_wait();
   Tile tile = tile_of_block<Tiles::BM, Tiles::BN, 8, SPLITS>(p);
   const PartOfK<SPLITS, BK> part(p.k);
   auto a_panel = part.of(panel_of_a(p, tile));

@@ -240,7 +240,7 @@ SIMT = (
         ("shared_k.cuh", "min(length, k - first)", "length", "the last part goes beyond the end of k"),
         ("shared_k.cuh", "memory + of * ALL", "memory", "the first part's sums in place of all"),
         ("shared_k.cuh", "four / SPLITS * SPLITS + part", "four / SPLITS * SPLITS", "all parts are sent to one place"),
-        ("shared_k.cuh", "y / TALL * ROWS_APART + y % TALL", "y", "rows of a strip as if they were adjacent"),
+        ("shared_k.cuh", "tile.batch, i + row, j", "tile.batch, i, j", "every row in the first one's place"),
         config={**RING, "splits": 3},
         shape=EVEN,
     ),

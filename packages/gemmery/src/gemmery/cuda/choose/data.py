@@ -219,35 +219,35 @@ SIMT_ALONG_K = (
 # f32 with few tiles, whose k blocks may share: of a B by rows, and by columns with k in pieces of four, and without.
 SIMT_SHARED = {
     "rows": (
-        Tiling(128, 128,  8, 64,  32,  8,  8,     3,     2,   99),
-        Tiling(128,  64, 16, 32,  32,  8,  4,     3,     2,   86),
-        Tiling( 64,  64, 16, 32,  32,  8,  4,     3,     5,   92),
-        Tiling( 64,  64, 16, 32,  64,  8,  8,     3,     7,   80),
-        Tiling( 32, 128, 16, 32,  64,  8,  8,     3,     7,   88),
-        Tiling( 32,  64, 16, 32,  32,  8,  4,     4,    10,   86),
-        Tiling( 32,  32, 16, 32,  16,  4,  4,     3,    14,   66),
-        Tiling( 16,  64, 16, 16,  32,  4,  4,     4,    14,   92),
-        Tiling( 16, 128, 16, 16,  64,  4,  8,     4,    10,   90),
+        Tiling(128, 128,  8, 64,  32,  8,  8,     3,     2,   95),
+        Tiling(128,  64, 16, 32,  32,  8,  4,     3,     2,   80),
+        Tiling( 64,  64, 16, 32,  32,  8,  4,     3,     5,   78),
+        Tiling( 64,  64, 16, 32,  64,  8,  8,     3,     7,   75),
+        Tiling( 32, 128, 16, 32,  64,  8,  8,     3,     7,   86),
+        Tiling( 32,  64, 16, 32,  32,  8,  4,     4,    10,   76),
+        Tiling( 32,  32, 16, 32,  16,  4,  4,     3,    14,   59),
+        Tiling( 16,  64, 16, 16,  32,  4,  4,     4,    14,   77),
+        Tiling( 16, 128, 16, 16,  64,  4,  8,     4,    10,   70),
     ),
     "pieces": (
-        Tiling(128, 128, 16, 64,  32,  8,  8,     3,     1,   88),
-        Tiling(128,  64, 16, 32,  32,  8,  4,     3,     1,   72),
-        Tiling( 64, 128, 16, 32,  64,  8,  8,     3,     2,   91),
-        Tiling( 64,  64, 16, 32,  32,  8,  4,     3,     2,   80),
-        Tiling( 64,  64, 16, 32,  64,  8,  8,     3,     4,   84),
-        Tiling( 32, 128, 16, 32,  64,  8,  8,     3,     4,   83),
-        Tiling( 32,  64, 16, 32,  32,  8,  4,     4,     5,   82),
-        Tiling( 32,  32, 16, 32,  16,  4,  4,     3,     8,   74),
-        Tiling( 16,  64, 16, 16,  32,  4,  4,     4,     8,   80),
-        Tiling( 16, 128, 16, 16,  64,  4,  8,     4,     5,   65),
+        Tiling(128, 128, 16, 64,  32,  8,  8,     3,     1,   84),
+        Tiling(128,  64, 16, 32,  32,  8,  4,     3,     1,   67),
+        Tiling( 64, 128, 16, 32,  64,  8,  8,     3,     2,   83),
+        Tiling( 64,  64, 16, 32,  32,  8,  4,     3,     2,   72),
+        Tiling( 64,  64, 16, 32,  64,  8,  8,     3,     4,   78),
+        Tiling( 32, 128, 16, 32,  64,  8,  8,     3,     4,   78),
+        Tiling( 32,  64, 16, 32,  32,  8,  4,     4,     5,   73),
+        Tiling( 32,  32, 16, 32,  16,  4,  4,     3,     8,   63),
+        Tiling( 16,  64, 16, 16,  32,  4,  4,     4,     8,   66),
+        Tiling( 16, 128, 16, 16,  64,  4,  8,     4,     5,   62),
     ),
     "elements": (
-        Tiling(128, 128,  8, 64,  32,  8,  8,     3,     2,   79),
-        Tiling( 64,  64, 16, 32,  32,  8,  4,     3,     5,   69),
-        Tiling( 64,  64, 16, 32,  64,  8,  8,     3,     7,   62),
-        Tiling( 32, 128, 16, 32,  64,  8,  8,     3,     7,   49),
-        Tiling( 32,  64, 16, 32,  32,  8,  4,     4,    10,   43),
-        Tiling( 32,  32, 16, 32,  16,  4,  4,     3,    14,   49),
+        Tiling(128, 128,  8, 64,  32,  8,  8,     3,     2,   72),
+        Tiling( 64,  64, 16, 32,  32,  8,  4,     3,     5,   70),
+        Tiling( 64,  64, 16, 32,  64,  8,  8,     3,     7,   51),
+        Tiling( 32, 128, 16, 32,  64,  8,  8,     3,     7,   44),
+        Tiling( 32,  64, 16, 32,  32,  8,  4,     4,    10,   42),
+        Tiling( 32,  32, 16, 32,  16,  4,  4,     3,    14,   45),
         Tiling( 16,  64, 16, 16,  32,  4,  4,     4,    14,   29),
         Tiling( 16, 128, 16, 16,  64,  4,  8,     4,    10,   38),
     ),
@@ -379,13 +379,13 @@ GROUPS = (Instance(128, 256, 4, 1, 1), Instance(128, 128, 6, 1, 1, speed=93), In
 class SimtCosts(NamedTuple):
     """The model of SIMT_SHARED, in cycles of a multiprocessor; fitted to times on an H200."""
 
-    idle: float = 1.42  # warps beside which a multiprocessor waits as long as it multiplies
-    memory: float = 3484  # bytes in a cycle, of all multiprocessors
-    l2: float = 23  # of one
-    fill: float = 1665  # of a ring
+    idle: float = 1.436  # warps beside which a multiprocessor waits as long as it multiplies
+    memory: float = 2998  # bytes in a cycle, of all multiprocessors
+    l2: float = 30.46  # of one
+    fill: float = 1794  # of a ring
     meet: float = 50  # of the blocks that share k
-    sum: float = 0.42  # of an element of each of their sums
-    start: float = 2038  # of a launch among others
+    sum: float = 0.314  # of an element of each of their sums
+    start: float = 2416  # of a launch among others
     launch: float = 4000  # that adds them up where there are no clusters; not timed
 
 

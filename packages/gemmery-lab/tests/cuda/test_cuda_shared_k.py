@@ -105,3 +105,6 @@ def test_few_tiles_share_k_and_many_do_not():
 def test_what_blocks_cannot_share_is_refused(name, options, splits, words):
     with pytest.raises(RefusedError, match=words):
         PIPELINED.geometry(Problem(64, 64, 64, name, name, device="h200", **options), {**TILE, "splits": splits})
+    narrow = {**TILE, "tn": 2, "wn": 8, "splits": 2}
+    with pytest.raises(RefusedError, match=r"tn=2, splits=2: .*a multiple of 4"):
+        PIPELINED.geometry(Problem(64, 64, 64, "f32", "f32", device="h200"), narrow)

@@ -211,11 +211,8 @@ _TILE = {
 }
 _WARPS = {**_TILE, "wm": (16, 32, 64, 128), "wn": (16, 32, 64, 128)}
 _DEFAULT = {"bm": 128, "bn": 128, "bk": 8, "tm": 8, "tn": 8, "blocks": 0}
-_PIPELINE = {
-    key: values if 0 in values else (0, *values)
-    for key, values in {**_WARPS, "stages": (2, 3, 4), "splits": (1, 2, 4, 8)}.items()
-}
-_MOST_SPLITS = 8  # blocks of a cluster that every card of compute capability 9.0 has room for
+_RING = {**_WARPS, "stages": (2, 3, 4), "splits": (1, 2, 4, 8)}
+_PIPELINE = {key: values if 0 in values else (0, *values) for key, values in _RING.items()}
 
 _IN_REGISTERS = {"divergent_branches": 0, "local_requests": 0, "load_bytes_a_sector": 32}
 _WIDE = {**_IN_REGISTERS, "load_sectors_a_request": 16}
@@ -260,11 +257,13 @@ def _shared(problem: Problem, tiled: Geometry, config: Config) -> Geometry:
     Before compute capability 9.0, a second launch adds them up.
     """
     splits, (name, arguments) = config["splits"], tiled.kernel[:-1].split("<", 1)
-    if not 1 < splits <= _MOST_SPLITS:
-        raise RefusedError(f"splits={splits}: 1 to {_MOST_SPLITS} blocks share the k of a tile")
+    if splits not in SIMT_SPLITS:
+        raise RefusedError(f"splits={splits}: 1 to {SIMT_SPLITS[-1]} blocks share the k of a tile")
     if problem.semiring or dtypes.get(problem.out).accumulator != "f32":
         what = problem.semiring or f"sums of {problem.out}"
         raise RefusedError(f"splits={splits} of {what}: blocks that share k add up float32; use splits=1")
+    if config["tn"] % 4:
+        raise RefusedError(f"tn={config['tn']}, splits={splits}: threads send 4 sums at a time; use a multiple of 4")
     if target(problem).capability < 90:
         parts = replace(tiled, kernel=f"{name}<{arguments}, false, {splits}>")
         return with_finish("mma_pipelined", parts, problem, 0, splits)

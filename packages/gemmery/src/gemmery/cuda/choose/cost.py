@@ -93,14 +93,7 @@ def quickest_split(tiles: Iterable[Tiling], splits: Iterable[int], problem: Prob
 def quickest_shared(
     tiles: tuple[Tiling, ...], splits: tuple[int, ...], problem: Problem, device: Device
 ) -> tuple[Tiling, int]:
-    """Return the tile and the parts of k with which float32 on CUDA cores takes least time.
-
-    >>> from gemmery.cuda.choose.data import SIMT_SHARED, SIMT_SPLITS
-    >>> case = Problem(64, 2048, 2048, "f32", "f32")
-    >>> cases = case, case._replace(k=16)
-    >>> [quickest_shared(SIMT_SHARED["rows"], SIMT_SPLITS, each, KNOWN["h200"])[1] > 1 for each in cases]
-    [True, False]
-    """
+    """Return the tile and the parts of k with which float32 on CUDA cores takes least time."""
     return min(product(tiles, splits), key=lambda choice: shared_cycles(problem, *choice, device))
 
 

@@ -34,6 +34,7 @@ __device__ __forceinline__ void store_shared(const Product<T, Out>& p, int part,
     constexpr int ACROSS = TN / 4, FOURS = TM * ACROSS, TALL = strip<S, TM>(), ALL = THREADS * 16;
     static_assert(TN % 4 == 0 && sizeof(S) == 4, "four sums are 16 bytes");
     memory += threadIdx.x * 16;
+    __syncwarp();
     ptx::barrier_cluster_wait();  // all blocks of the cluster have begun
 #pragma unroll
     for (int four = 0; four < FOURS; ++four) {

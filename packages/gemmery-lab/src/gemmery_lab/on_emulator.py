@@ -141,7 +141,11 @@ def predicted_ladder(
     def beside(row: PredictedRung, task: RungTask) -> PredictedRung:
         rung, work = task.rung, task.work
         m = known.get((rung.name, work.m, work.n, work.k, work.dtype, work.precision))
-        same = m is not None and all(m.config.get(key) == value for key, value in rung.default.items())
+        choice = rung.resolve(work.problem, rung.default)
+        # Records are older than some keys: then one counts if nothing is split by it.
+        same = m is not None and all(
+            m.config[key] == value if key in m.config else choice[key] == 1 for key, value in rung.default.items()
+        )
         return replace(row, measured=m.seconds if m is not None and same else 0.0)
 
     def look(tasks: Sequence[RungTask]) -> Iterator[PredictedRung]:

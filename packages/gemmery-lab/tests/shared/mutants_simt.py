@@ -236,6 +236,16 @@ SIMT = (
     ),
     *of(
         "simt_pipelined",
+        ("shared_k.cuh", "along_k(panel, first, depth)", "along_k(panel, 0, depth)", "all parts begin where k does"),
+        ("shared_k.cuh", "min(length, k - first)", "length", "the last part goes beyond the end of k"),
+        ("shared_k.cuh", "memory + of * ALL", "memory", "the first part's sums in place of all"),
+        ("shared_k.cuh", "four / SPLITS * SPLITS + part", "four / SPLITS * SPLITS", "all parts are sent to one place"),
+        ("shared_k.cuh", "tile.batch, i + row, j", "tile.batch, i, j", "every row in the first one's place"),
+        config={**RING, "splits": 3},
+        shape=EVEN,
+    ),
+    *of(
+        "simt_pipelined",
         ("wgmma_pack.cu", "p.b_batch, p.k, p.n, 1, to}", "p.b_batch, p.n, p.k, 1, to}", "rows of n as long as k"),
         ("simt_pipelined.cu", "(p.n + 31LL) / 32 * 32", "p.n", "packed rows of n without a gap"),
         config={"bm": 128, "bn": 256, "bk": 16, "wm": 32, "wn": 128, "tm": 16, "tn": 8, "stages": 3},

@@ -99,8 +99,8 @@ def test_before_sm_80_and_for_halves_the_next_tile_goes_through_registers():
     assert PIPELINED.resolve(problem(512, 512, 512, device="t4"), OPEN)["stages"] == 2
     assert PIPELINED.resolve(problem(512, 512, 512, "f16"), OPEN)["stages"] == 2
     assert PIPELINED.resolve(problem(512, 512, 512, device="a100"), OPEN)["stages"] > 2
-    assert PIPELINED.geometry(problem(512, 512, 512), {**OPEN, "stages": 2}).needs == 70
-    assert PIPELINED.geometry(problem(512, 512, 512), {**OPEN, "stages": 3}).needs == 80
+    assert PIPELINED.geometry(problem(512, 512, 512), {**OPEN, "stages": 2, "splits": 1}).needs == 70
+    assert PIPELINED.geometry(problem(512, 512, 512), {**OPEN, "stages": 3, "splits": 1}).needs == 80
 
 
 def test_blocks_leave_each_thread_registers_for_its_sums():

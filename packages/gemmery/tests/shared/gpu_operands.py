@@ -83,7 +83,8 @@ def matrices(shape, name, out, layouts=("row", "row", "row"), batch=1, shared=(F
     (m, n, k), out = shape, dtypes.written(out)
     a = place(random((batch, m, k), name, 1), name, layouts[0], shared[0], guard)
     b = place(random((batch, k, n), name, 2), name, layouts[1], shared[1], guard)
-    poison = np.full((batch, m, n), np.nan).astype(numpy_dtype(out))
+    with np.errstate(invalid="ignore"):  # integers have no NaN
+        poison = np.full((batch, m, n), np.nan).astype(numpy_dtype(out))
     return a, b, place(poison, out, layouts[2], guard=guard)
 
 

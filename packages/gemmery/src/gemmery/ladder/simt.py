@@ -7,13 +7,24 @@ from functools import partial
 
 from gemmery import dtypes
 from gemmery.cuda.choose import complete
-from gemmery.cuda.choose.cost import quickest
-from gemmery.cuda.choose.data import PACKED_ROWS, SIMT_ALONG_K, SIMT_BY_ELEMENTS, SIMT_PIPELINED, SIMT_SEMIRINGS
+from gemmery.cuda.choose.cost import quickest, quickest_shared
+from gemmery.cuda.choose.data import (
+    FEW_TILES,
+    PACKED_ROWS,
+    SIMT_ALONG_K,
+    SIMT_BY_ELEMENTS,
+    SIMT_PIPELINED,
+    SIMT_SEMIRINGS,
+    SIMT_SHARED,
+    SIMT_SPLITS,
+    Tiling,
+)
 from gemmery.cuda.constants import PACK_THREADS
-from gemmery.cuda.device import GRID, REGISTERS, STATIC_SHARED, THREADS, WARP
+from gemmery.cuda.device import GRID, REGISTERS, STATIC_SHARED, THREADS, WARP, Device
 from gemmery.cuda.geometry import Geometry, access, accesses, instance, layouts, sum_size, target, template, tiles
 from gemmery.errors import RefusedError
 from gemmery.ladder.gpu import ALIGNED, EVERY, LINE, OTHERS, WHOLE, beside, gpu_rung, of_tiles, whole
+from gemmery.ladder.tensor import with_finish
 from gemmery.problem import Config, Problem
 
 _ALONG_ROWS = {"divergent_branches": 0, "store_sectors_a_request": 4, "store_bytes_a_sector": 32}
@@ -200,7 +211,8 @@ _TILE = {
 }
 _WARPS = {**_TILE, "wm": (16, 32, 64, 128), "wn": (16, 32, 64, 128)}
 _DEFAULT = {"bm": 128, "bn": 128, "bk": 8, "tm": 8, "tn": 8, "blocks": 0}
-_PIPELINE = {key: values if 0 in values else (0, *values) for key, values in {**_WARPS, "stages": (2, 3, 4)}.items()}
+_RING = {**_WARPS, "stages": (2, 3, 4), "splits": (1, 2, 4, 8)}
+_PIPELINE = {key: values if 0 in values else (0, *values) for key, values in _RING.items()}
 
 _IN_REGISTERS = {"divergent_branches": 0, "local_requests": 0, "load_bytes_a_sector": 32}
 _WIDE = {**_IN_REGISTERS, "load_sectors_a_request": 16}
@@ -212,7 +224,7 @@ _BLOCKS, _BLOCK = 4, 32  # of the launch that packs, on a multiprocessor; sides 
 
 def _packs(problem: Problem, config: Config) -> bool:
     """Return True if B is copied to rows of n first: k is adjacent in it, and tiles are so large that it pays."""
-    large = (config["bm"], config["bn"]) == (128, 256) and config["stages"] > 2
+    large = (config["bm"], config["bn"], config["splits"]) == (128, 256, 1) and config["stages"] > 2
     return large and _pieces_along_k(problem) and target(problem).capability >= 90
 
 
@@ -226,15 +238,45 @@ def _pipelined(name: str, problem: Problem, config: Config) -> Geometry:
         pack = beside("wgmma_pack", "wgmma_pack", blocks, PACK_THREADS, "unsigned int", 2 | 4)
         kernel, room = f"{product.kernel[:-1]}, true>", problem.batch * problem.k * pitch
         return replace(product, kernel=kernel, before=(pack,), workspace=room)
-    stages, keys = config["stages"], ("wm", "wn", "stages")
-    geometry = _tiled(name, problem, config, wide=True, keys=keys, pad=_PAD, stages=stages)
-    if stages == 2:
-        return geometry
-    if _widens(problem):
+    stages, splits, keys = config["stages"], config["splits"], ("wm", "wn", "stages")
+    hopper = target(problem).capability >= 90
+    summed = problem if splits == 1 or hopper else problem._replace(epilogue="", scaled=False)
+    geometry = _tiled(name, summed, config, wide=True, keys=keys, pad=_PAD, stages=stages)
+    if stages > 2 and _widens(problem):
         raise RefusedError(
             f"stages={stages} of {problem.dtype} into {problem.out}: cp.async does not widen; use stages=2"
         )
-    return replace(geometry, needs=80, instructions="cp.async")
+    if stages > 2:
+        geometry = replace(geometry, needs=80, instructions="cp.async")
+    return geometry if splits == 1 else _shared(problem, geometry, config)
+
+
+def _shared(problem: Problem, tiled: Geometry, config: Config) -> Geometry:
+    """A launch in which `splits` blocks have a part of the k of a tile each: those of a cluster add up their sums.
+
+    Before compute capability 9.0, a second launch adds them up.
+    """
+    splits, (name, arguments) = config["splits"], tiled.kernel[:-1].split("<", 1)
+    if splits not in SIMT_SPLITS:
+        raise RefusedError(f"splits={splits}: 1 to {SIMT_SPLITS[-1]} blocks share the k of a tile")
+    if problem.semiring or dtypes.get(problem.out).accumulator != "f32":
+        what = problem.semiring or f"sums of {problem.out}"
+        raise RefusedError(f"splits={splits} of {what}: blocks that share k add up float32; use splits=1")
+    if config["tn"] % 4:
+        raise RefusedError(f"tn={config['tn']}, splits={splits}: threads send 4 sums at a time; use a multiple of 4")
+    if target(problem).capability < 90:
+        parts = replace(tiled, kernel=f"{name}<{arguments}, false, {splits}>")
+        return with_finish("mma_pipelined", parts, problem, 0, splits)
+    sent = -(-config["tm"] * config["tn"] // (4 * splits)) * splits * 16  # bytes of a thread
+    return replace(
+        tiled,
+        kernel=f"{name}_cluster<{arguments}, {splits}>",
+        grid=(tiled.grid[0] * splits, 1, 1),
+        shared=tiled.shared + sent * tiled.threads,
+        cluster=splits,
+        needs=90,
+        instructions="clusters of blocks",
+    )
 
 
 def _resolve(problem: Problem, config: Config) -> Config:
@@ -250,10 +292,24 @@ def _resolve(problem: Problem, config: Config) -> Config:
         tilings = tilings[1:]  # the largest would leave no registers for the exponential
     elif problem.semiring and size == 4:
         tilings = SIMT_SEMIRINGS
-    tile = quickest(tilings, problem.m, problem.n, problem.batch, device.sms)
+    tile, splits = quickest(tilings, problem.m, problem.n, problem.batch, device.sms), 1
+    few = () if config["bm"] else shared_tiles(problem, device)
+    if few:
+        choices = (config["splits"],) if config["splits"] else SIMT_SPLITS
+        tile, splits = quickest_shared(few, choices, problem, device)
     if device.capability < 80 or _widens(problem):
         tile = tile._replace(stages=2)
-    return complete(config, tile._asdict())
+    return complete(config, {**tile._asdict(), "splits": splits})
+
+
+def shared_tiles(problem: Problem, device: Device) -> tuple[Tiling, ...]:
+    """Return the tiles of float32 whose k blocks may share, for a C of few tiles; none for other products."""
+    plain = (problem.dtype, problem.out, problem.b_dtype, problem.semiring) == ("f32", "f32", "", "")
+    if not plain or problem.m * problem.n * problem.batch > FEW_TILES * device.sms:
+        return ()
+    if problem.b_layout != "col":
+        return SIMT_SHARED["rows"]
+    return SIMT_SHARED["pieces" if _pieces_along_k(problem) else "elements"]
 
 
 def _along_k(problem: Problem, config: Config) -> bool:

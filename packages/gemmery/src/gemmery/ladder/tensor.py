@@ -183,7 +183,7 @@ def _pipelined(name: str, problem: Problem, config: Config) -> Geometry:
     product = _by_warps(name, summed, config, widths, bits, splits, stages=stages)
     if bits and problem.k:
         product = _with_packing(name, product, problem, bits)
-    return _with_finish(name, product, problem, bits, splits) if splits > 1 else product
+    return with_finish(name, product, problem, bits, splits) if splits > 1 else product
 
 
 def _resolve(problem: Problem, config: Config) -> Config:
@@ -242,8 +242,8 @@ def _with_packing(name: str, product: Geometry, problem: Problem, packed: int) -
     return replace(product, before=(copy,), workspace=scratch)
 
 
-def _with_finish(name: str, product: Geometry, problem: Problem, packed: int, splits: int) -> Geometry:
-    """The launch that adds up the parts of k, after those that compute them."""
+def with_finish(name: str, product: Geometry, problem: Problem, packed: int, splits: int) -> Geometry:
+    """Return the launch that adds up the parts of k, after those that compute them."""
     parts = replace(product, before=(), grid=(product.grid[0] * splits, 1, 1), workspace=0)
     blocks = problem.batch * problem.m * -(-problem.n // _FINISH_THREADS)
     return Geometry(

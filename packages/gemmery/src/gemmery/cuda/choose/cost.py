@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from itertools import product
 from math import ceil, exp, gcd, log2
 from typing import TypeVar
 
 from gemmery import dtypes
-from gemmery.cuda.choose.data import FEW, PARTS, Instance, Residuals, Tiling, card
-from gemmery.cuda.device import KNOWN, Device
+from gemmery.cuda.choose.data import FEW, PARTS, SIMT_COSTS, SIMT_SPLITS, SIMT_STEP, Instance, Residuals, Tiling, card
+from gemmery.cuda.device import KNOWN, WARP, Device
 from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
 
@@ -45,6 +46,8 @@ READ_ONCE, PAIRED_ONCE = 0.925, 700  # of the time, where clusters share columns
 LATENCY = 1570  # cycles from the request for a stage to its products
 MEMORY = 0.58  # bytes in a cycle, for each GB/s of memory; fitted beside LATENCY, it is 1.15 of what these are
 
+
+LANES, CLOCK = 128, 1750  # of a multiprocessor for float32; cycles of a microsecond
 
 AnyTile = TypeVar("AnyTile", Tiling, Instance)
 
@@ -84,6 +87,34 @@ def quickest_split(tiles: Iterable[Tiling], splits: Iterable[int], problem: Prob
         return share(tile, m, n, batch, sms, parts) / (tile.speed / 100) * (-(-steps // parts) + RING) + addition
 
     return min(product(tiles, splits), key=time)
+
+
+@lru_cache(maxsize=1024)
+def quickest_shared(
+    tiles: tuple[Tiling, ...], splits: tuple[int, ...], problem: Problem, device: Device
+) -> tuple[Tiling, int]:
+    """Return the tile and the parts of k with which float32 on CUDA cores takes least time."""
+    return min(product(tiles, splits), key=lambda choice: shared_cycles(problem, *choice, device))
+
+
+def shared_cycles(problem: Problem, tile: Tiling, splits: int, device: Device) -> float:
+    """Return about the cycles of float32 on CUDA cores with so many blocks to a tile, but for those of every launch.
+
+    The busiest multiprocessor has all its blocks at a time. The fewer warps these are, the more it waits.
+    """
+    costs, area, batch = SIMT_COSTS, tile.bm * tile.bn, problem.batch
+    m, n, k = problem.m, problem.n, problem.k
+    clusters = -(-m // tile.bm) * -(-n // tile.bn) * batch
+    rounds = -(-clusters // max(1, at_a_time(splits, device.sms)))
+    warps = min(rounds, tile.blocks) * area / (tile.tm * tile.tn * WARP)
+    steps = ceil(ceil(k / SIMT_STEP) / splits)
+    each = rounds * area * SIMT_STEP / LANES * 100 / tile.speed * (1 + costs.idle / warps)
+    moved = 4 * batch * ((m + n) * k + 2 * m * n) / costs.memory
+    brought = 4 * rounds * (tile.bm + tile.bn) * steps * SIMT_STEP / costs.l2
+    busy: float = ((steps * each) ** 4 + moved**4 + brought**4) ** 0.25 + costs.fill
+    if splits == 1:
+        return busy
+    return busy + costs.meet + rounds * area * costs.sum + (device.capability < 90) * costs.launch
 
 
 class Demand(NamedTuple):
@@ -334,16 +365,17 @@ CYCLES, PARTS_END, BUSY = 1700.0, 4000, 0.85  # of a microsecond; of the end of 
 SIMT, SIMT_LEAST, SIMT_END = (42e6, 48e6), 4.0, 2.0  # operations in a microsecond, of whole rounds; likewise
 
 
-def parts_pay(problem: Problem, in_registers: int, sms: int) -> bool:
+def parts_pay(problem: Problem, in_registers: int, device: Device, tiles: tuple[Tiling, ...] = ()) -> bool:
     """Return True if split_fp16x3 should take less time for a product with a row-major C than CUDA cores.
 
-    Rows of the operands in `in_registers` stay there in the pre-pass: bit 0 stands for A, bit 1 for B.
+    Rows of the operands in `in_registers` stay there in the pre-pass: bit 0 stands for A, bit 1 for B. CUDA cores may
+    take one of the `tiles` whose k blocks share.
 
     >>> case = Problem(4096, 4096, 4096, "f32", "f32")
-    >>> parts_pay(case, 3, 132), parts_pay(case._replace(m=8), 3, 132)
-    (True, False)
+    >>> [parts_pay(each, 3, KNOWN["h200"]) for each in (case, case._replace(m=8))]
+    [True, False]
     """
-    m, n, k, batch = problem.m, problem.n, problem.k, problem.batch
+    m, n, k, batch, sms = problem.m, problem.n, problem.k, problem.batch, device.sms
     tile = quickest(PARTS, m, n, batch, sms)
     rounds = -(-(-(-m // tile.bm) * -(-n // tile.bn) * batch) // sms)
     step = 3 * tile.bm * tile.bn / 32 / BUSY
@@ -353,6 +385,9 @@ def parts_pay(problem: Problem, in_registers: int, sms: int) -> bool:
     pre_pass = sum(batch * side * k * 8 / PRE_PASS[not fast] for side, fast in sides)
     waves = -(-m // 64) * -(-n // 64) * batch / sms
     simt = max(SIMT_LEAST, problem.flops / SIMT[others] * ceil(waves) / waves + SIMT_END)
+    if tiles:
+        choice = quickest_shared(tiles, SIMT_SPLITS, problem, device)
+        simt = (SIMT_COSTS.start + shared_cycles(problem, *choice, device)) / CLOCK
     return max(HOST, LAUNCHES[others] + pre_pass + product) < simt
 
 

@@ -223,6 +223,32 @@ SIMT_ALONG_K = (
     Tiling(128,  64, 16, 32,  32,  8,  4,     3,     1,   85),
     Tiling( 32,  32, 16, 32,  16,  4,  4,     4,     6,   78),
 )
+# f32 with few tiles, whose k blocks may share: of a B by rows, and by columns with k in pieces of four, and without.
+SIMT_SHARED = {
+    "rows": (
+        Tiling(128, 128,  8, 64,  32,  8,  8,     3,     2,   95),
+        Tiling(128,  64, 16, 32,  32,  8,  4,     3,     2,   80),
+        Tiling( 64,  64, 16, 32,  32,  8,  4,     3,     5,   78),
+        Tiling( 32, 128, 16, 32,  64,  8,  8,     3,     7,   86),
+        Tiling( 32,  64, 16, 32,  32,  8,  4,     4,    10,   76),
+        Tiling( 32,  32, 16, 32,  16,  4,  4,     3,    14,   59),
+        Tiling( 16,  64, 16, 16,  32,  4,  4,     4,    14,   77),
+    ),
+    "pieces": (
+        Tiling(128, 128, 16, 64,  32,  8,  8,     3,     1,   84),
+        Tiling( 64,  64, 16, 32,  64,  8,  8,     3,     4,   78),
+        Tiling( 32, 128, 16, 32,  64,  8,  8,     3,     4,   78),
+        Tiling( 32,  64, 16, 32,  32,  8,  4,     4,     5,   73),
+        Tiling( 32,  32, 16, 32,  16,  4,  4,     3,     8,   63),
+        Tiling( 16,  64, 16, 16,  32,  4,  4,     4,     8,   66),
+    ),
+    "elements": (
+        Tiling( 64,  64, 16, 32,  32,  8,  4,     3,     5,   70),
+        Tiling( 32,  32, 16, 32,  16,  4,  4,     3,    14,   45),
+        Tiling( 16,  64, 16, 16,  32,  4,  4,     4,    14,   29),
+        Tiling( 16, 128, 16, 16,  64,  4,  8,     4,    10,   38),
+    ),
+}
 # Where k has no such pieces: tiles are transposed on their way through registers, 4 elements to a load at most.
 SIMT_BY_ELEMENTS = (
     Tiling(128, 128, 16, 64,  32,  8,  8,     2,     0,  100),
@@ -337,6 +363,23 @@ DIGITS = (Instance(128, 256, 4, 1, 1), Instance(128, 128, 6, 1, 1, speed=83), In
 DIGITS_WIDE = (Instance(128, 128, 6, 2, 1), Instance(128, 128, 6, 1, 1, speed=80))
 # About 200 KB each; speeds fitted together with the constants of `cost.grouped_cycles`.
 GROUPS = (Instance(128, 256, 4, 1, 1), Instance(128, 128, 6, 1, 1, speed=93), Instance(128, 64, 8, 1, 1, speed=80))
+
+
+class SimtCosts(NamedTuple):
+    """The model of SIMT_SHARED, in cycles of a multiprocessor; fitted to times on an H200."""
+
+    idle: float = 1.436  # warps beside which a multiprocessor waits as long as it multiplies
+    memory: float = 2998  # bytes in a cycle, of all multiprocessors
+    l2: float = 30.46  # of one
+    fill: float = 1794  # of a ring
+    meet: float = 50  # of the blocks that share k
+    sum: float = 0.314  # of an element of each of their sums
+    start: float = 2416  # of a launch among others
+    launch: float = 4000  # that adds them up where there are no clusters; not timed
+
+
+SIMT_COSTS, SIMT_STEP, SIMT_SPLITS = SimtCosts(), 16, (1, 2, 3, 4, 5, 6, 7, 8)
+FEW_TILES = 128 * 128  # elements of C for each multiprocessor up to which these are chosen
 
 
 class QuantizedTile(NamedTuple):

@@ -5,6 +5,7 @@
 // Measured on an H200 at n = 4096: in f32 faster by cp.async than through registers, and faster still with 16 x 8 sums
 // per thread instead of 8 x 8: then it is close to cuBLAS, and 2048 of the loop's 2233 instructions are multiply-adds.
 // In f64, 512 of 627, it does not come as close to its peak.
+#include "shared_k.cuh"
 #include "simt_warptile.cu"
 
 // A product whose B a launch before has copied to rows of n, as wgmma_pack.cu lays them.
@@ -16,12 +17,9 @@ template <class T, class Out> __device__ __forceinline__ Product<T, Out> with_pa
   return p;
 }
 
-template <class T, class Out, int EPILOGUE, class Access, class Tiles, int WM, int WN, int STAGES, int BLOCKS,
-          bool PACKED = false>
-__global__ void __launch_bounds__(Tiles::THREADS, BLOCKS) simt_pipelined(const Product<T, Out> given) {
-  const Product<T, Out> p = [&] {
-    if constexpr (PACKED) return with_packed_b(given); else return given;
-  }();
+template <int EPILOGUE, class Access, class Tiles, int WM, int WN, int STAGES, int SPLITS = 1, bool CLUSTER = false,
+          class T, class Out>
+__device__ __forceinline__ void pipelined_product(const Product<T, Out>& p) {
   using S = Sum<T, Out>;
   using TileA = PaddedTile<Tiles::BM, Tiles::BK, Access::A>;
   using TileB = PaddedTile<Tiles::BN, Tiles::BK, transposed(Access::B)>;
@@ -35,9 +33,11 @@ __global__ void __launch_bounds__(Tiles::THREADS, BLOCKS) simt_pipelined(const P
   extern __shared__ unsigned char memory[];
   S* ring = reinterpret_cast<S*>(memory);
 
-  Tile tile = tile_of_block<Tiles::BM, Tiles::BN>(p);
-  auto a_panel = panel_of_a(p, tile);
-  auto b_panel = panel_of_b(p, tile);
+  if constexpr (CLUSTER) ptx::barrier_cluster_arrive();
+  Tile tile = tile_of_block<Tiles::BM, Tiles::BN, 8, SPLITS>(p);
+  const PartOfK<SPLITS, BK> part(p.k);
+  auto a_panel = part.of(panel_of_a(p, tile));
+  auto b_panel = part.of(panel_of_b(p, tile));
   LoadA<T, Access, Tiles> a_load(a_panel);
   LoadB<T, Access, Tiles> b_load(b_panel);
   auto begin = [&](S* stage) {
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, BLOCKS) simt_pipelined(const P
   fragment<TileA, ROWS_APART>(a[0], a_tile, 0, 0);
   fragment<TileB, COLUMNS_APART>(b[0], b_tile, 0, 0);
   int now = 0, free = STAGES - 1;  // stages of the ring: the one being read, and the one to fill
-  for (int k0 = 0; k0 < p.k; k0 += BK) {
+  for (int k0 = 0; k0 < part.depth; k0 += BK) {
 #pragma unroll
     for (int k = 0; k < BK; ++k) {
       if (k == BK - 1) {
@@ -87,9 +87,29 @@ __global__ void __launch_bounds__(Tiles::THREADS, BLOCKS) simt_pipelined(const P
         begin(ring + free * STAGE);
         free = free == STAGES - 1 ? 0 : free + 1;
       }
-      if (PadsWithZeros<S>::value || k0 + k < p.k) outer_product(a[k % 2], b[k % 2], sums);
+      if (PadsWithZeros<S>::value || k0 + k < part.depth) outer_product(a[k % 2], b[k % 2], sums);
     }
   }
-  store_registers<EPILOGUE, ROWS_APART, COLUMNS_APART, Access::C_VEC>(p, tile.batch, tile.row + at.row,
-                                                                      tile.col + at.column, sums);
+  store_shared<EPILOGUE, ROWS_APART, COLUMNS_APART, Access::C_VEC, false, SPLITS, CLUSTER, Tiles::THREADS>(
+      p, part.index, tile, tile.row + at.row, tile.col + at.column, sums,
+      ptx::shared_address(ring + STAGES * STAGE));
 }
+
+template <class T, class Out, int EPILOGUE, class Access, class Tiles, int WM, int WN, int STAGES, int BLOCKS,
+          bool PACKED = false, int SPLITS = 1>
+__global__ void __launch_bounds__(Tiles::THREADS, BLOCKS) simt_pipelined(const Product<T, Out> given) {
+  const Product<T, Out> p = [&] {
+    if constexpr (PACKED) return with_packed_b(given); else return given;
+  }();
+  pipelined_product<EPILOGUE, Access, Tiles, WM, WN, STAGES, SPLITS>(p);
+}
+
+#if __CUDA_ARCH__ >= 900
+// The same by clusters of SPLITS blocks, which share k.
+template <class T, class Out, int EPILOGUE, class Access, class Tiles, int WM, int WN, int STAGES, int BLOCKS,
+          int SPLITS>
+__global__ void __cluster_dims__(SPLITS, 1, 1) __launch_bounds__(Tiles::THREADS, BLOCKS)
+    simt_pipelined_cluster(const Product<T, Out> p) {
+  pipelined_product<EPILOGUE, Access, Tiles, WM, WN, STAGES, SPLITS, true>(p);
+}
+#endif

@@ -6,10 +6,11 @@ struct Tile { int batch, row, col; };  // the tile's first row and column of C
 
 // Tiles in a one-dimensional grid, batch after batch. Blocks that run together take GROUP rows of tiles by as many
 // columns, so that they share their parts of A and B in L2.
-template <int BM, int BN, int GROUP = 8, class T, class Out>
+// SPLITS blocks after each other have the same tile.
+template <int BM, int BN, int GROUP = 8, int SPLITS = 1, class T, class Out>
 __device__ __forceinline__ Tile tile_of_block(const Product<T, Out>& p) {
   unsigned rows = (p.m + BM - 1) / BM, columns = (p.n + BN - 1) / BN, each = rows * columns;
-  unsigned batch = blockIdx.x / each, index = blockIdx.x % each;
+  unsigned batch = blockIdx.x / SPLITS / each, index = blockIdx.x / SPLITS % each;
   unsigned first = index / (GROUP * columns) * GROUP, height = min(rows - first, unsigned(GROUP));
   unsigned within = index % (GROUP * columns);
   return {int(batch), int((first + within % height) * BM), int(within / height * BN)};

@@ -354,11 +354,11 @@ class QuantizedTile(NamedTuple):
 # Six warpgroups in three ways, clusters, and two blocks of 64 rows of a warpgroup, gained nothing
 # (docs/findings/quantized_products.md).
 QUANTIZED = (
-    *(QuantizedTile(tokens, 4, 1, 4, 24, 1) for tokens in (8, 16, 24, 32, 64)),
-    *(QuantizedTile(tokens, 4, 1, 2, 8, 1) for tokens in (8, 16, 24, 32, 48, 64)),
-    *(QuantizedTile(tokens, 4, 1, 1, 8, 1) for tokens in (8, 16, 24, 32, 48, 64)),
+    *(QuantizedTile(tokens, 4, 1, 4, 24, 1) for tokens in (8, 16, 24, 32, 48, 56, 64, 72, 80)),
+    *(QuantizedTile(tokens, 4, 1, 2, 8, 1) for tokens in (8, 16, 24, 32, 48, 56, 64, 72, 80, 96)),
+    *(QuantizedTile(tokens, 4, 1, 1, 8, 1) for tokens in (8, 16, 24, 32, 48, 64, 72, 80, 96)),
     *(QuantizedTile(tokens, 2, 1, 2, 8, 2) for tokens in (8, 16, 24, 32)),
-    *(QuantizedTile(tokens, 2, 1, 1, 8, 1) for tokens in (64, *range(80, 153, 8), 176, 256)),
+    *(QuantizedTile(tokens, 2, 1, 1, 8, 1) for tokens in (64, *range(80, 161, 8), 176, 192, 208, 224)),
 )
 
 

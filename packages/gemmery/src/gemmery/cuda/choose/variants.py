@@ -99,8 +99,7 @@ def expands(m: int, form: Format, device: Device) -> bool:
 def shared_bytes(form: Format, tile: QuantizedTile, depth: int, stays: bool, keeps: bool = False) -> int:
     """Return the bytes of shared memory of a block with so many stages.
 
-    Results, and what ways exchange, have their own if it `stays`; so have sums of a part of k if it `keeps` them for the
-    next one's.
+    Results, and what ways exchange, have their own if it `stays`; so have sums of a part of k that it `keeps`.
     """
     parts = tile.warpgroups // tile.ways * tile.blocks
     sums = parts * tile.tokens * _PART * 4
@@ -176,8 +175,9 @@ def _keeps(splits: int, order: tuple[int, ...]) -> bool:
 
 def _spills(tile: QuantizedTile) -> bool:
     """Return True for a tile whose kernel spills where it needs more registers, as of blocks with many tiles."""
-    few = (tile.resident, tile.tokens) == (2, 32)
-    return few or (tile.warpgroups == 4 and (tile.tokens == 96 or (tile.ways == 4 and tile.tokens > 32)))
+    if tile.warpgroups == 4:
+        return tile.tokens >= {1: 96, 2: 64, 4: 32}[tile.ways]
+    return (tile.resident, tile.tokens) == (2, 32)
 
 
 @lru_cache(maxsize=1024)

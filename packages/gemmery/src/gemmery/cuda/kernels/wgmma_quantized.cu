@@ -322,12 +322,12 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
     int next = begin + turn;
     const bool parted = way == 0 && stop - begin < share.steps;
     auto counter = [&] { return reinterpret_cast<unsigned*>(const_cast<int*>(p.offsets)) + tile * LINES + line; };
-    constexpr bool AHEAD = TOKENS < 256;  // where there is a register for it
-    unsigned rank = 0;  // of the blocks of this tile; asked for now, since the answer takes 700 cycles
-    if (AHEAD && parted && thread == 0) {
+    unsigned rank = 0;  // of the blocks of this tile
+    auto come = [&] {
+      if (!parted || thread > 0) return;
       if (Tiles::EARLY) ptx::griddepcontrol_wait();
       rank = atomicAdd(counter(), 1u);
-    }
+    };
     const int count = Tiles::GROUPED ? share.at(tile).end - share.at(tile).token : TOKENS;
     float row_factors[BLOCKS][2];
     auto fetch_factors = [&] {
@@ -402,8 +402,11 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
           }
         }
       }
+      come();  // the answer takes 700 cycles, which the last products hide
       ptx::wgmma_wait_group<0>();
       release(before);
+    } else {
+      come();
     }
     turn = next - stop;
     if (Tiles::EARLY) ptx::griddepcontrol_wait();
@@ -426,15 +429,15 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
         }
       }
     }
-    // The last block that began adds up the parts of all, in the order of k: of two, whose order gives the same bits,
-    // the other's to its own, and of more all that have been written. It waits for blocks alone that have begun.
+    // The last block that comes adds up the parts of all, in the order of k: of two, whose order gives the same bits,
+    // the other's to its own, and of more all that have been written. It waits for blocks alone that are at their end.
     if (parted) {
       constexpr int SLOT = LINES * QUADS * 128, DONE = 1 << 16;
       float4* parts = static_cast<float4*>(p.product.workspace) + line * QUADS * 128 + thread;
       int one = share.first_block(tile), last = share.last_block(tile);
       const bool pair = last == one + 1;
       volatile unsigned* flag = reinterpret_cast<volatile unsigned*>(shared + Tiles::BEHIND + 16 * STAGES) + line;
-      if (thread == 0) *flag = (AHEAD ? rank : atomicAdd(counter(), 1u)) % DONE;
+      if (thread == 0) *flag = rank % DONE;
       ptx::bar_sync(1 + LINES + line, 128);
       mine = *flag == unsigned(last - one);
       if (!(mine && pair)) {

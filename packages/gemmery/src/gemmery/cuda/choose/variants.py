@@ -177,7 +177,7 @@ def _spills(tile: QuantizedTile) -> bool:
     """Return True for a tile whose kernel spills where it needs more registers, as of blocks with many tiles."""
     if tile.warpgroups == 4:
         return tile.tokens >= {1: 96, 2: 64, 4: 32}[tile.ways]
-    return (tile.resident, tile.tokens) == (2, 32)
+    return tile.tokens == 256 or (tile.resident, tile.tokens) == (2, 32)
 
 
 @lru_cache(maxsize=1024)

@@ -319,7 +319,15 @@ __device__ __forceinline__ void ld_shared_v2(unsigned& x, unsigned& y, unsigned 
   asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x), "=r"(y) : "r"(shared) : "memory");
 }
 
-// What threads wrote before a barrier with this one is seen by who acquires the sum, and behind a barrier with it. sm_70.
+// Adds one and returns what was there. What threads wrote before a barrier with this one is seen by who finds the sum,
+// and by threads behind a barrier with it. sm_70.
+__device__ __forceinline__ unsigned atom_add_acq_rel(unsigned* counter) {
+  unsigned before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
+}
+
+// The same for who acquires the sum, without an answer to wait for.
 __device__ __forceinline__ void red_add_release(unsigned* counter, unsigned more) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(more) : "memory");
 }

@@ -42,6 +42,8 @@ struct QuantizedTiles {
   static constexpr int STAGED = PARTS * TOKENS * PITCH, STAGED_AT = STAYS ? RING + KEPT : 0;
   static constexpr int EXCHANGE = STAGED_AT + STAGED, EXCHANGE_END = EXCHANGE + (WAYS - 1) * LINES * EXCHANGED;
   static constexpr int BEHIND = EXCHANGE_END > RING + KEPT ? EXCHANGE_END : RING + KEPT;
+  // Whether the last of two blocks keeps its part: with few tokens the second trip to L2 costs more than the bytes.
+  static constexpr bool PAIRS = TOKENS > 32 && TOKENS < 256;
   static constexpr int AT_ONCE = QUADS > 4 ? 1 : QUADS > 2 ? 2 : 4;  // parts of a tile that are read together
   static constexpr int TABLE = BEHIND + (16 * STAGES + 4 * LINES + 7) / 8 * 8;  // of groups
   static_assert(BAND % PARTS == 0 && WARPGROUPS % WAYS == 0, "what a block needs of a step is one piece");
@@ -220,6 +222,8 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
   using Q = Quads<Tiles>;
   constexpr int TOKENS = Tiles::TOKENS, BLOCKS = Tiles::BLOCKS, WAYS = Tiles::WAYS, LINES = Tiles::LINES;
   constexpr int STAGES = Tiles::STAGES, CONSUMERS = Tiles::CONSUMERS, QUADS = Tiles::QUADS, SUMS = Tiles::SUMS;
+  constexpr bool ALONE = Tiles::GROUPED;  // one thread brings both, since another knows where groups end too late
+  constexpr int LISTENERS = CONSUMERS + (ALONE ? 32 : 64);
   constexpr int READY = 15, ALL = 14;  // barriers; 1 to LINES are of the ways of a line, those behind of one's first
   extern __shared__ __align__(1024) char shared[];
   const unsigned base = ptx::shared_address(shared), full = base + Tiles::BEHIND, empty = full + 8 * STAGES;
@@ -245,32 +249,36 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
       QuantizedProducer<Tiles> producer(p, share, base, full);
       const int count = share.count(), early = min(count, 2);
       if (ptx::elect_sync()) {  // the first copies are on their way before the others hear that there are barriers
+        ptx::prefetch_tensormap(&p.a);
         for (int i = 0; i < 2; ++i) ptx::mbarrier_init(full + 8 * i, 2);
         ptx::fence_mbarrier_init();
 #pragma unroll 1
-        for (int i = 0; i < early; ++i) producer.bring_w(i);
+        for (int i = 0; i < early; ++i) {
+          producer.bring_w(i);
+          if (ALONE) producer.bring_x(p, i);
+        }
         for (int i = 2; i < STAGES; ++i) ptx::mbarrier_init(full + 8 * i, 2);
         for (int i = 0; i < STAGES; ++i) ptx::mbarrier_init(empty + 8 * i, LINES * 4);
         ptx::fence_mbarrier_init();
       }
       __syncwarp();
-      ptx::bar_arrive(READY, CONSUMERS + 64);
+      ptx::bar_arrive(READY, LISTENERS);
       if (ptx::elect_sync()) {  // the same lane
         now.stage = early;
 #pragma unroll 1
         for (int i = early; i < count; ++i) {
           if (i >= STAGES) ptx::mbarrier_try_wait_parity(empty + 8 * now.stage, now.parity ^ 1);
           producer.bring_w(now.stage);
+          if (ALONE) producer.bring_x(p, now.stage);
           now.next();
         }
       }
-    } else if (warp == CONSUMERS / 32 + 1) {
-      ptx::bar_sync(READY, CONSUMERS + 64);
+    } else if (!ALONE && warp == CONSUMERS / 32 + 1) {
+      ptx::bar_sync(READY, LISTENERS);
       const ShareOf<Tiles> share = share_of();
       QuantizedProducer<Tiles> producer(p, share, base, full);
       const int count = share.count();
       if (ptx::elect_sync()) {
-        ptx::prefetch_tensormap(&p.a);
         if (Tiles::EARLY) ptx::griddepcontrol_wait();
 #pragma unroll 1
         for (int i = 0; i < count; ++i) {
@@ -284,7 +292,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
   }
 
   ptx::setmaxnreg_inc<Tiles::CONSUMER>();
-  ptx::bar_sync(READY, CONSUMERS + 64);
+  ptx::bar_sync(READY, LISTENERS);
   if (Tiles::EARLY) ptx::griddepcontrol_launch_dependents();
   const ShareOf<Tiles> share = share_of();
   const int group = warp / 4, line = group % LINES, way = group / LINES, thread = threadIdx.x % 128;
@@ -322,9 +330,13 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
     int next = begin + turn;
     const bool parted = way == 0 && stop - begin < share.steps;
     auto counter = [&] { return reinterpret_cast<unsigned*>(const_cast<int*>(p.offsets)) + tile * LINES + line; };
-    unsigned rank = 0;  // of the blocks of this tile
+    int one = 0, last = 0;  // blocks of this tile
+    bool pair = false;
+    unsigned rank = 0;
     auto come = [&] {
-      if (!parted || thread > 0) return;
+      if (parted) one = share.first_block(tile), last = share.last_block(tile);
+      pair = Tiles::PAIRS && last == one + 1;
+      if (!pair || thread > 0) return;
       if (Tiles::EARLY) ptx::griddepcontrol_wait();
       rank = atomicAdd(counter(), 1u);
     };
@@ -429,32 +441,37 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
         }
       }
     }
-    // The last block that comes adds up the parts of all, in the order of k: of two, whose order gives the same bits,
-    // the other's to its own, and of more all that have been written. It waits for blocks alone that are at their end.
+    // The last block that comes adds up the parts of all, in the order of k. Of two, whose order gives the same bits, it
+    // adds the other's to its own, and waits for it where that is at its end too.
     if (parted) {
       constexpr int SLOT = LINES * QUADS * 128, DONE = 1 << 16;
       float4* parts = static_cast<float4*>(p.product.workspace) + line * QUADS * 128 + thread;
-      int one = share.first_block(tile), last = share.last_block(tile);
-      const bool pair = last == one + 1;
       volatile unsigned* flag = reinterpret_cast<volatile unsigned*>(shared + Tiles::BEHIND + 16 * STAGES) + line;
-      if (thread == 0) *flag = rank % DONE;
-      ptx::bar_sync(1 + LINES + line, 128);
-      mine = *flag == unsigned(last - one);
-      if (!(mine && pair)) {
+      auto is_last = [&] {
+        if (thread == 0) *flag = rank % DONE;
+        ptx::bar_sync(1 + LINES + line, 128);
+        return *flag == unsigned(last - one);
+      };
+      mine = pair && is_last();
+      if (!mine) {
         float4* to = parts + (2LL * blockIdx.x + (tile != share.first)) * SLOT;
 #pragma unroll
         for (int q = 0; q < QUADS; ++q) __stcg(to + q * 128, Q::get(sums, q));
         ptx::bar_sync(1 + LINES + line, 128);
-        if (thread == 0) ptx::red_add_release(counter(), DONE);
+        if (pair) {
+          if (thread == 0) ptx::red_add_release(counter(), DONE);
+        } else {
+          if (thread == 0) rank = ptx::atom_add_acq_rel(counter());
+          mine = is_last();
+        }
       }
       if (mine) {
         if (thread == 0) {
-          const int parts_of_others = pair ? 1 : last - one + 1;
-          while (ptx::ld_acquire_sys(reinterpret_cast<const int*>(counter())) / DONE < parts_of_others) {}
+          while (pair && ptx::ld_acquire_sys(reinterpret_cast<const int*>(counter())) < DONE) {}
           *counter() = 0;
         }
-        ptx::bar_sync(1 + LINES + line, 128);
         if (pair) {
+          ptx::bar_sync(1 + LINES + line, 128);
           one = last = one + last - int(blockIdx.x);
         } else {
 #pragma unroll

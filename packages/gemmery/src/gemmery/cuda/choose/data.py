@@ -358,7 +358,7 @@ QUANTIZED = (
     *(QuantizedTile(tokens, 4, 1, 2, 8, 1) for tokens in (8, 16, 24, 32, 48, 56, 64, 72, 80, 96)),
     *(QuantizedTile(tokens, 4, 1, 1, 8, 1) for tokens in (8, 16, 24, 32, 48, 64, 72, 80, 96)),
     *(QuantizedTile(tokens, 2, 1, 2, 8, 2) for tokens in (8, 16, 24, 32)),
-    *(QuantizedTile(tokens, 2, 1, 1, 8, 1) for tokens in (64, *range(80, 161, 8), 176, 192, 208, 224, 256)),
+    *(QuantizedTile(tokens, 2, 1, 1, 8, 1) for tokens in (64, *range(80, 161, 8), 176, 192, 208, 256)),
 )
 
 

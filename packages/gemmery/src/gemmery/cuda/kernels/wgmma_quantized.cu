@@ -43,7 +43,7 @@ struct QuantizedTiles {
   static constexpr int EXCHANGE = STAGED_AT + STAGED, EXCHANGE_END = EXCHANGE + (WAYS - 1) * LINES * EXCHANGED;
   static constexpr int BEHIND = EXCHANGE_END > RING + KEPT ? EXCHANGE_END : RING + KEPT;
   // Whether the last of two blocks keeps its part: with few tokens the second trip to L2 costs more than the bytes.
-  static constexpr bool PAIRS = TOKENS > 32 && TOKENS < 256;
+  static constexpr bool PAIRS = !GROUPED && TOKENS > 32 && TOKENS < 256;
   static constexpr int AT_ONCE = QUADS > 4 ? 1 : QUADS > 2 ? 2 : 4;  // parts of a tile that are read together
   static constexpr int TABLE = BEHIND + (16 * STAGES + 4 * LINES + 7) / 8 * 8;  // of groups
   static_assert(BAND % PARTS == 0 && WARPGROUPS % WAYS == 0, "what a block needs of a step is one piece");
@@ -330,12 +330,10 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
     int next = begin + turn;
     const bool parted = way == 0 && stop - begin < share.steps;
     auto counter = [&] { return reinterpret_cast<unsigned*>(const_cast<int*>(p.offsets)) + tile * LINES + line; };
-    int one = 0, last = 0;  // blocks of this tile
-    bool pair = false;
+    bool pair = false;  // has parts of two blocks
     unsigned rank = 0;
     auto come = [&] {
-      if (parted) one = share.first_block(tile), last = share.last_block(tile);
-      pair = Tiles::PAIRS && last == one + 1;
+      pair = Tiles::PAIRS && parted && share.last_block(tile) == share.first_block(tile) + 1;
       if (!pair || thread > 0) return;
       if (Tiles::EARLY) ptx::griddepcontrol_wait();
       rank = atomicAdd(counter(), 1u);
@@ -446,6 +444,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
     if (parted) {
       constexpr int SLOT = LINES * QUADS * 128, DONE = 1 << 16;
       float4* parts = static_cast<float4*>(p.product.workspace) + line * QUADS * 128 + thread;
+      int one = share.first_block(tile), last = share.last_block(tile);
       volatile unsigned* flag = reinterpret_cast<volatile unsigned*>(shared + Tiles::BEHIND + 16 * STAGES) + line;
       auto is_last = [&] {
         if (thread == 0) *flag = rank % DONE;

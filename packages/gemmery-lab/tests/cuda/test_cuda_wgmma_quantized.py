@@ -307,7 +307,7 @@ def test_registers_suffice_for_every_variant(tile, kind, runs, turns, shares):
     depth = stages(form, tile, runs > 0, shares > 1)
     if not depth or (runs and (tile.resident, tile.tokens) in ((2, 16), (2, 32))):  # never chosen
         return
-    if runs and tile.warpgroups == 4 and tile.tokens >= {1: 72, 2: 64, 4: 32}[tile.ways]:
+    if runs and tile.warpgroups == 4 and tile.tokens >= {1: 64, 2: 56, 4: 32}[tile.ways]:
         return
     if max(turns, shares) > 1 and (tile.ways > 1 or tile.warpgroups > 2 or tile.tokens > 152):
         return

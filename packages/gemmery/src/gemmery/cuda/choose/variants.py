@@ -176,7 +176,7 @@ def _keeps(splits: int, order: tuple[int, ...]) -> bool:
 def _spills(tile: QuantizedTile) -> bool:
     """Return True for a tile whose kernel spills where it needs more registers, as of blocks with many tiles."""
     if tile.warpgroups == 4:
-        return tile.tokens >= {1: 72, 2: 64, 4: 32}[tile.ways]
+        return tile.tokens >= {1: 64, 2: 56, 4: 32}[tile.ways]
     return tile.tokens == 256 or (tile.resident, tile.tokens) == (2, 32)
 
 

@@ -42,7 +42,7 @@ struct QuantizedTiles {
   static constexpr int STAGED = PARTS * TOKENS * PITCH, STAGED_AT = STAYS ? RING + KEPT : 0;
   static constexpr int EXCHANGE = STAGED_AT + STAGED, EXCHANGE_END = EXCHANGE + (WAYS - 1) * LINES * EXCHANGED;
   static constexpr int BEHIND = EXCHANGE_END > RING + KEPT ? EXCHANGE_END : RING + KEPT;
-  // Whether the last of two blocks keeps its part: with few tokens the second trip to L2 costs more than the bytes.
+  // Whether the last of two blocks keeps its part: with few tokens a second trip to L2 costs more than the bytes.
   static constexpr bool PAIRS = !GROUPED && TOKENS > 32 && TOKENS < 256;
   static constexpr int AT_ONCE = QUADS > 4 ? 1 : QUADS > 2 ? 2 : 4;  // parts of a tile that are read together
   static constexpr int TABLE = BEHIND + (16 * STAGES + 4 * LINES + 7) / 8 * 8;  // of groups
@@ -330,11 +330,9 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
     int next = begin + turn;
     const bool parted = way == 0 && stop - begin < share.steps;
     auto counter = [&] { return reinterpret_cast<unsigned*>(const_cast<int*>(p.offsets)) + tile * LINES + line; };
-    bool pair = false;  // has parts of two blocks
-    unsigned rank = 0;
+    unsigned rank = 0;  // of the blocks of this tile
     auto come = [&] {
-      pair = Tiles::PAIRS && parted && share.last_block(tile) == share.first_block(tile) + 1;
-      if (!pair || thread > 0) return;
+      if (!Tiles::PAIRS || !parted || thread > 0) return;
       if (Tiles::EARLY) ptx::griddepcontrol_wait();
       rank = atomicAdd(counter(), 1u);
     };
@@ -446,18 +444,19 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
       float4* parts = static_cast<float4*>(p.product.workspace) + line * QUADS * 128 + thread;
       int one = share.first_block(tile), last = share.last_block(tile);
       volatile unsigned* flag = reinterpret_cast<volatile unsigned*>(shared + Tiles::BEHIND + 16 * STAGES) + line;
+      const bool pair = Tiles::PAIRS && last == one + 1;
       auto is_last = [&] {
         if (thread == 0) *flag = rank % DONE;
         ptx::bar_sync(1 + LINES + line, 128);
         return *flag == unsigned(last - one);
       };
-      mine = pair && is_last();
-      if (!mine) {
+      mine = Tiles::PAIRS && is_last();
+      if (!(mine && pair)) {
         float4* to = parts + (2LL * blockIdx.x + (tile != share.first)) * SLOT;
 #pragma unroll
         for (int q = 0; q < QUADS; ++q) __stcg(to + q * 128, Q::get(sums, q));
         ptx::bar_sync(1 + LINES + line, 128);
-        if (pair) {
+        if (Tiles::PAIRS) {
           if (thread == 0) ptx::red_add_release(counter(), DONE);
         } else {
           if (thread == 0) rank = ptx::atom_add_acq_rel(counter());
@@ -466,11 +465,12 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
       }
       if (mine) {
         if (thread == 0) {
-          while (pair && ptx::ld_acquire_sys(reinterpret_cast<const int*>(counter())) < DONE) {}
+          const int written = !Tiles::PAIRS ? 0 : pair ? 1 : last - one + 1;
+          while (written && ptx::ld_acquire_sys(reinterpret_cast<const int*>(counter())) / DONE < written) {}
           *counter() = 0;
         }
+        if (Tiles::PAIRS) ptx::bar_sync(1 + LINES + line, 128);
         if (pair) {
-          ptx::bar_sync(1 + LINES + line, 128);
           one = last = one + last - int(blockIdx.x);
         } else {
 #pragma unroll

@@ -405,7 +405,11 @@ def test_every_code_is_exact_wherever_it_stands(kind, dtype):
         ("wgmma_quantized.cu", "one = last = one + last - int(blockIdx.x);", ""),
         ("wgmma_quantized.cu", "while (ptx::ld_acquire_sys", "if (false) while (ptx::ld_acquire_sys"),
         ("ptx.cuh", "red.release.gpu", "red.relaxed.gpu"),
-        ("wgmma_quantized.cu", "now.parity ^ 1);\n          producer.bring_x", "now.parity);\n          producer.bring_x"),
+        (
+            "wgmma_quantized.cu",
+            "now.parity ^ 1);\n          producer.bring_x",
+            "now.parity);\n          producer.bring_x",
+        ),
         ("wgmma_quantized.cu", "(Tiles::BAND * Tiles::L::CHUNK);", "Tiles::L::CHUNK;"),
         ("wgmma_quantized.cu", "half * (Tiles::X_BYTES >> 5)", "half * (Tiles::X_BYTES >> 4)"),
         (

@@ -368,8 +368,8 @@ GROUPED = (16, 24, 32, 48, 64, 80, 96)  # tokens of tiles of groups that have a 
 class QuantizedCosts(NamedTuple):
     """The model of these variants for one card, in cycles of a multiprocessor at 1.75 GHz and bytes in one of them all.
 
-    Fitted to times of 134 products on an H200, `tune` in benchmarks/tuning/quantized-nvidia-h200.jsonl: the choice
-    takes at most 5 % longer than the fastest for 94 %, and 0.7 % longer on average.
+    Fitted to times of 149 products on an H200, `tiles` in benchmarks/tuning/quantized-nvidia-h200.jsonl: the choice
+    takes at most 5 % longer than the fastest for 88 %, and 1.2 % longer on average.
     """
 
     memory: float = 2980  # bytes

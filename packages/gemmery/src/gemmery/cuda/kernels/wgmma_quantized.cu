@@ -38,7 +38,8 @@ struct QuantizedTiles {
   // Of operands that are unpacked in turn; with many tokens four consumers have registers for one, and overlap anyway.
   static constexpr int SETS = TOKENS >= (WARPGROUPS == 2 ? 192 : GROUPED ? 64 : 72) ? 1 : 2;
   static constexpr int PITCH = 144;  // bytes of a token's 64 results, and 16 so that a warp's are in all banks
-  // Results and what ways exchange have the ring; or, where the block fills it for the next tile meanwhile, room behind.
+  // Results and what ways exchange have the ring; or, where the block fills it for the next tile meanwhile, room of
+  // their own.
   static constexpr int STAGED = PARTS * TOKENS * PITCH, STAGED_AT = STAYS ? RING + KEPT : 0;
   static constexpr int EXCHANGE = STAGED_AT + STAGED, EXCHANGE_END = EXCHANGE + (WAYS - 1) * LINES * EXCHANGED;
   static constexpr int BEHIND = EXCHANGE_END > RING + KEPT ? EXCHANGE_END : RING + KEPT;
@@ -222,7 +223,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
   using Q = Quads<Tiles>;
   constexpr int TOKENS = Tiles::TOKENS, BLOCKS = Tiles::BLOCKS, WAYS = Tiles::WAYS, LINES = Tiles::LINES;
   constexpr int STAGES = Tiles::STAGES, CONSUMERS = Tiles::CONSUMERS, QUADS = Tiles::QUADS, SUMS = Tiles::SUMS;
-  constexpr bool ALONE = Tiles::GROUPED;  // one thread brings both, since another knows where groups end too late
+  constexpr bool ALONE = Tiles::GROUPED;  // one thread brings both: another knows too late where groups end
   constexpr int LISTENERS = CONSUMERS + (ALONE ? 32 : 64);
   constexpr int READY = 15, ALL = 14;  // barriers; 1 to LINES are of the ways of a line, those behind of one's first
   extern __shared__ __align__(1024) char shared[];
@@ -437,8 +438,8 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
         }
       }
     }
-    // The last block that comes adds up the parts of all, in the order of k. Of two, whose order gives the same bits, it
-    // adds the other's to its own, and waits for it where that is at its end too.
+    // The last block that comes adds up the parts of all, in the order of k. Of two, whose order gives the same bits,
+    // it adds the other's to its own, and waits for it where that is at its end too.
     if (parted) {
       constexpr int SLOT = LINES * QUADS * 128, DONE = 1 << 16;
       float4* parts = static_cast<float4*>(p.product.workspace) + line * QUADS * 128 + thread;

@@ -282,7 +282,7 @@ def test_what_it_does_not_multiply_is_refused_in_words(change, words):
         ({"warpgroups": 2, "ways": 4}, "64, 128 or 256 rows"),
         ({"tokens": 128, "stages": 8}, "take fewer stages"),
         ({"tokens": 64, "ways": 1, "stages": 3, "warpgroups": 4}, None),
-        ({"resident": 2, "tokens": 64}, "2 blocks"),
+        ({"resident": 2, "tokens": 96}, "2 blocks"),
     ],
 )
 def test_variants_that_would_hang_or_do_not_fit_are_refused_before_the_launch(config, words):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from gemmery import dtypes
 from gemmery.cuda import weights
 from gemmery.cuda.choose import complete
-from gemmery.cuda.choose.variants import most_shared, tiles_cut, variant_of
+from gemmery.cuda.choose.data import QUANTIZED, QuantizedTile
+from gemmery.cuda.choose.variants import most_shared, shared_bytes, tiles_cut, variant_of
 from gemmery.cuda.geometry import Geometry, MapBox, element, instance, target, template
 from gemmery.cuda.weights import KINDS, STEP, Format
 from gemmery.errors import RefusedError
@@ -72,9 +73,8 @@ def _geometry(name: str, problem: Problem, config: Config) -> Geometry:
         )
     sums = lines * blocks * tokens * 64 * 4  # bytes
     stays = config["runs"] > 0 or problem.groups > 0  # for many tiles: results have room of their own
-    ring = stages * (tokens * STEP * 2 + parts * form.chunk) + (ways - 1 + (shares > 1)) * sums
-    results = parts * tokens * 144
-    shared = (ring + results if stays else max(ring, results)) + 16 * stages + 4 * lines
+    tile = QuantizedTile(tokens, warpgroups, blocks, ways, stages, resident)
+    shared = shared_bytes(form, tile, stages, stays, shares > 1)
     if shared > most_shared(resident):
         raise RefusedError(
             f"{shared} bytes of shared memory: each of {resident} blocks of a multiprocessor has "
@@ -185,7 +185,7 @@ GEMM_QUANTIZED = (
         geometry=_geometry,
         resolve=_resolve,
         space={
-            "tokens": (0, 8, 16, 24, 32, 48, 64, 80, 88, 96, 104, 112, 120, 128, 136, 144, 152, 176, 256),
+            "tokens": (0, *sorted({tile.tokens for tile in QUANTIZED})),
             "warpgroups": (0, 2, 4),
             "blocks": (0, 1, 2),
             "ways": (0, 1, 2, 4),

@@ -99,13 +99,13 @@ def expands(m: int, form: Format, device: Device) -> bool:
 def shared_bytes(form: Format, tile: QuantizedTile, depth: int, stays: bool, keeps: bool = False) -> int:
     """Return the bytes of shared memory of a block with so many stages.
 
-    Results have their own if it `stays`, and so have sums of a part of k if it `keeps` them for the next one's.
+    Results, and what ways exchange, have their own if it `stays`; so have sums of a part of k that it `keeps`.
     """
     parts = tile.warpgroups // tile.ways * tile.blocks
-    sums = (tile.ways - 1 + keeps) * parts * tile.tokens * _PART * 4
-    ring = depth * (tile.tokens * _STEP * 2 + parts * form.chunk) + sums
-    results = parts * tile.tokens * _LINE
-    return (ring + results if stays else max(ring, results)) + 16 * depth + 4 * tile.warpgroups
+    sums = parts * tile.tokens * _PART * 4
+    ring = depth * (tile.tokens * _STEP * 2 + parts * form.chunk) + keeps * sums
+    ends = parts * tile.tokens * _LINE + (tile.ways - 1) * sums
+    return (ring + ends if stays else max(ring, ends)) + 16 * depth + 4 * (parts // tile.blocks)
 
 
 def most_shared(resident: int) -> int:
@@ -147,7 +147,7 @@ def suits(m: int, form: Format, tile: QuantizedTile, splits: int, device: Device
         return False
     # 64 tokens for 64 rows of W bring 16 KB of x for each 4 KB: 10 % slower with 72 steps or parts of k; with 13 steps
     # 960 x 1664 by 107 tokens takes 4.8 us, not 6.3.
-    if (tile.ways, tile.tokens) == (4, 64) and (splits != 1 or steps > _BRIEF):
+    if tile.ways == 4 and tile.tokens > 32 and (splits != 1 or steps > _BRIEF):
         return False
     if order:
         ways, parts = order
@@ -175,7 +175,9 @@ def _keeps(splits: int, order: tuple[int, ...]) -> bool:
 
 def _spills(tile: QuantizedTile) -> bool:
     """Return True for a tile whose kernel spills where it needs more registers, as of blocks with many tiles."""
-    return tile.tokens == 256 or (tile.resident, tile.tokens) == (2, 32) or (tile.ways, tile.tokens) == (4, 64)
+    if tile.warpgroups == 4:
+        return tile.tokens >= {1: 64, 2: 56, 4: 32}[tile.ways]
+    return tile.tokens == 256 or (tile.resident, tile.tokens) == (2, 32)
 
 
 @lru_cache(maxsize=1024)

@@ -327,6 +327,11 @@ __device__ __forceinline__ unsigned atom_add_acq_rel(unsigned* counter) {
   return before;
 }
 
+// The same for who acquires the sum, without an answer to wait for.
+__device__ __forceinline__ void red_add_release(unsigned* counter, unsigned more) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(more) : "memory");
+}
+
 template <class Word> __device__ __forceinline__ void ld_shared_v4(Word (&x)[4], unsigned shared) {
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])

@@ -34,14 +34,17 @@ struct QuantizedTiles {
   static constexpr int BAND = 4;  // chunks of 64 rows that lie together for each step of k
   static constexpr int X_BYTES = TOKENS * STEP * 2, W_BYTES = PARTS * L::CHUNK;
   static constexpr int SUMS = BLOCKS * TOKENS / 2, QUADS = SUMS / 4, EXCHANGED = SUMS * 128 * 4;
-  static constexpr int RING = STAGES * (X_BYTES + W_BYTES);
-  static constexpr int EXCHANGE = RING + (WAYS - 1 + (SHARES > 1)) * LINES * EXCHANGED;
+  static constexpr int RING = STAGES * (X_BYTES + W_BYTES), KEPT = (SHARES > 1) * LINES * EXCHANGED;
   // Of operands that are unpacked in turn; with many tokens four consumers have registers for one, and overlap anyway.
-  static constexpr int SETS = WARPGROUPS == 4 && TOKENS >= (GROUPED ? 64 : 80) ? 1 : 2;
+  static constexpr int SETS = TOKENS >= (WARPGROUPS == 2 ? 192 : GROUPED ? 64 : 72) ? 1 : 2;
   static constexpr int PITCH = 144;  // bytes of a token's 64 results, and 16 so that a warp's are in all banks
-  // Results leave through the ring; or, where the block fills it for the next tile meanwhile, by room behind it.
-  static constexpr int STAGED = PARTS * TOKENS * PITCH, STAGED_AT = STAYS ? EXCHANGE : 0;
-  static constexpr int BEHIND = STAYS || STAGED > EXCHANGE ? STAGED_AT + STAGED : EXCHANGE;
+  // Results and what ways exchange have the ring; or, where the block fills it for the next tile meanwhile, room of
+  // their own.
+  static constexpr int STAGED = PARTS * TOKENS * PITCH, STAGED_AT = STAYS ? RING + KEPT : 0;
+  static constexpr int EXCHANGE = STAGED_AT + STAGED, EXCHANGE_END = EXCHANGE + (WAYS - 1) * LINES * EXCHANGED;
+  static constexpr int BEHIND = EXCHANGE_END > RING + KEPT ? EXCHANGE_END : RING + KEPT;
+  // Whether the last of two blocks keeps its part: with few tokens a second trip to L2 costs more than the bytes.
+  static constexpr bool PAIRS = !GROUPED && TOKENS > 32 && TOKENS < 256;
   static constexpr int AT_ONCE = QUADS > 4 ? 1 : QUADS > 2 ? 2 : 4;  // parts of a tile that are read together
   static constexpr int TABLE = BEHIND + (16 * STAGES + 4 * LINES + 7) / 8 * 8;  // of groups
   static_assert(BAND % PARTS == 0 && WARPGROUPS % WAYS == 0, "what a block needs of a step is one piece");
@@ -80,7 +83,8 @@ template <int PARTS> struct Walk {
 
 template <class Tiles> using ShareOf = typename Select<Tiles::GROUPED, Experts<Tiles>, Share<Tiles>>::type;
 
-// What one thread does: bring steps of W and of the tokens, each as soon as a stage is empty.
+// What one thread does for W and another for the tokens: bring steps, each as soon as a stage is empty. One for both
+// takes 332 cycles a step.
 template <class Tiles> struct QuantizedProducer {
   const ShareOf<Tiles>& share;
   const char* w;
@@ -107,7 +111,7 @@ template <class Tiles> struct QuantizedProducer {
     of_w.set(share.begin(w_tile), share.stop(w_tile));
   }
   __device__ __forceinline__ void bring_w(int stage) {
-    ptx::mbarrier_arrive_expect_tx(full + 8 * stage, Tiles::X_BYTES + Tiles::W_BYTES);
+    ptx::mbarrier_arrive_expect_tx(full + 8 * stage, Tiles::W_BYTES);
     const char* piece = from + of_w.step * (long long)(Tiles::BAND * Tiles::L::CHUNK);
     ptx::cp_async_bulk_load(ring + Tiles::STAGES * Tiles::X_BYTES + stage * Tiles::W_BYTES, piece, Tiles::W_BYTES,
                             full + 8 * stage);
@@ -119,6 +123,7 @@ template <class Tiles> struct QuantizedProducer {
   template <class P> __device__ __forceinline__ void bring_x(const P& p, int stage) {
     const unsigned to = ring + stage * Tiles::X_BYTES, barrier = full + 8 * stage;
     const int x_step = of_x.step;
+    ptx::mbarrier_arrive_expect_tx(barrier, Tiles::X_BYTES);
     if constexpr (Tiles::DEEP) {
       ptx::cp_async_bulk_tensor_load(to, &p.a, 0, token, 2 * x_step, barrier);
     } else {
@@ -218,6 +223,8 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
   using Q = Quads<Tiles>;
   constexpr int TOKENS = Tiles::TOKENS, BLOCKS = Tiles::BLOCKS, WAYS = Tiles::WAYS, LINES = Tiles::LINES;
   constexpr int STAGES = Tiles::STAGES, CONSUMERS = Tiles::CONSUMERS, QUADS = Tiles::QUADS, SUMS = Tiles::SUMS;
+  constexpr bool ALONE = Tiles::GROUPED;  // one thread brings both: another knows too late where groups end
+  constexpr int LISTENERS = CONSUMERS + (ALONE ? 32 : 64);
   constexpr int READY = 15, ALL = 14;  // barriers; 1 to LINES are of the ways of a line, those behind of one's first
   extern __shared__ __align__(1024) char shared[];
   const unsigned base = ptx::shared_address(shared), full = base + Tiles::BEHIND, empty = full + 8 * STAGES;
@@ -229,10 +236,10 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
       return Share<Tiles>(p);
     }
   };
-  constexpr bool AHEAD = Tiles::EARLY && !Tiles::GROUPED;  // whether W is asked for before the launch before has ended
 
   if (warp >= CONSUMERS / 32) {
     ptx::setmaxnreg_dec<Tiles::PRODUCER>();
+    Ring<STAGES> now;
     if (warp == CONSUMERS / 32) {
       if constexpr (Tiles::GROUPED) {
         if (Tiles::EARLY) ptx::griddepcontrol_wait();
@@ -241,38 +248,42 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
       }
       const ShareOf<Tiles> share = share_of();
       QuantizedProducer<Tiles> producer(p, share, base, full);
-      const int count = share.count(), first = min(count, STAGES), early = min(first, 2);
-      if (ptx::elect_sync()) {  // the first copies are on their way before the consumers hear that there are barriers
+      const int count = share.count(), early = min(count, 2);
+      if (ptx::elect_sync()) {  // the first copies are on their way before the others hear that there are barriers
         ptx::prefetch_tensormap(&p.a);
-        for (int i = 0; i < 2; ++i) ptx::mbarrier_init(full + 8 * i, 1);
+        for (int i = 0; i < 2; ++i) ptx::mbarrier_init(full + 8 * i, 2);
         ptx::fence_mbarrier_init();
 #pragma unroll 1
         for (int i = 0; i < early; ++i) {
           producer.bring_w(i);
-          if (!AHEAD) producer.bring_x(p, i);
+          if (ALONE) producer.bring_x(p, i);
         }
-        for (int i = 2; i < STAGES; ++i) ptx::mbarrier_init(full + 8 * i, 1);
+        for (int i = 2; i < STAGES; ++i) ptx::mbarrier_init(full + 8 * i, 2);
         for (int i = 0; i < STAGES; ++i) ptx::mbarrier_init(empty + 8 * i, LINES * 4);
         ptx::fence_mbarrier_init();
       }
       __syncwarp();
-      ptx::bar_arrive(READY, CONSUMERS + 32);
+      ptx::bar_arrive(READY, LISTENERS);
       if (ptx::elect_sync()) {  // the same lane
+        now.stage = early;
 #pragma unroll 1
-        for (int i = early; i < first; ++i) {
-          producer.bring_w(i);
-          if (!AHEAD) producer.bring_x(p, i);
-        }
-        if (AHEAD) {
-          ptx::griddepcontrol_wait();
-#pragma unroll 1
-          for (int i = 0; i < first; ++i) producer.bring_x(p, i);
-        }
-        Ring<STAGES> now;
-#pragma unroll 1
-        for (int i = first; i < count; ++i) {
-          ptx::mbarrier_try_wait_parity(empty + 8 * now.stage, now.parity);
+        for (int i = early; i < count; ++i) {
+          if (i >= STAGES) ptx::mbarrier_try_wait_parity(empty + 8 * now.stage, now.parity ^ 1);
           producer.bring_w(now.stage);
+          if (ALONE) producer.bring_x(p, now.stage);
+          now.next();
+        }
+      }
+    } else if (!ALONE && warp == CONSUMERS / 32 + 1) {
+      ptx::bar_sync(READY, LISTENERS);
+      const ShareOf<Tiles> share = share_of();
+      QuantizedProducer<Tiles> producer(p, share, base, full);
+      const int count = share.count();
+      if (ptx::elect_sync()) {
+        if (Tiles::EARLY) ptx::griddepcontrol_wait();
+#pragma unroll 1
+        for (int i = 0; i < count; ++i) {
+          if (i >= STAGES) ptx::mbarrier_try_wait_parity(empty + 8 * now.stage, now.parity ^ 1);
           producer.bring_x(p, now.stage);
           now.next();
         }
@@ -282,7 +293,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
   }
 
   ptx::setmaxnreg_inc<Tiles::CONSUMER>();
-  ptx::bar_sync(READY, CONSUMERS + 32);
+  ptx::bar_sync(READY, LISTENERS);
   if (Tiles::EARLY) ptx::griddepcontrol_launch_dependents();
   const ShareOf<Tiles> share = share_of();
   const int group = warp / 4, line = group % LINES, way = group / LINES, thread = threadIdx.x % 128;
@@ -318,6 +329,14 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
   for (int tile = share.first; tile < share.last; ++tile) {
     const int begin = share.begin(tile), stop = share.stop(tile);
     int next = begin + turn;
+    const bool parted = way == 0 && stop - begin < share.steps;
+    auto counter = [&] { return reinterpret_cast<unsigned*>(const_cast<int*>(p.offsets)) + tile * LINES + line; };
+    unsigned rank = 0;  // of the blocks of this tile
+    auto come = [&] {
+      if (!Tiles::PAIRS || !parted || thread > 0) return;
+      if (Tiles::EARLY) ptx::griddepcontrol_wait();
+      rank = atomicAdd(counter(), 1u);
+    };
     const int count = Tiles::GROUPED ? share.at(tile).end - share.at(tile).token : TOKENS;
     float row_factors[BLOCKS][2];
     auto fetch_factors = [&] {
@@ -392,8 +411,11 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
           }
         }
       }
+      come();  // the answer takes 700 cycles, which the last products hide
       ptx::wgmma_wait_group<0>();
       release(before);
+    } else {
+      come();
     }
     turn = next - stop;
     if (Tiles::EARLY) ptx::griddepcontrol_wait();
@@ -402,7 +424,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
     bool mine = way == 0;  // to write
     if constexpr (WAYS > 1) {  // the first adds up the others' sums, in their order
       if (tile != share.first) ptx::bar_sync(1 + line, WAYS * 128);
-      float4* exchanged = reinterpret_cast<float4*>(shared + Tiles::RING) + line * QUADS * 128 + thread;
+      float4* exchanged = reinterpret_cast<float4*>(shared + Tiles::EXCHANGE) + line * QUADS * 128 + thread;
       if (way > 0) {
 #pragma unroll
         for (int q = 0; q < QUADS; ++q) exchanged[((way - 1) * LINES * QUADS + q) * 128] = Q::get(sums, q);
@@ -416,26 +438,45 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
         }
       }
     }
-    if (mine && stop - begin < share.steps) {  // the last block that comes adds up the parts of all, in the order of k
-      constexpr int SLOT = LINES * QUADS * 128;
+    // The last block that comes adds up the parts of all, in the order of k. Of two, whose order gives the same bits,
+    // it adds the other's to its own, and waits for it where that is at its end too.
+    if (parted) {
+      constexpr int SLOT = LINES * QUADS * 128, DONE = 1 << 16;
       float4* parts = static_cast<float4*>(p.product.workspace) + line * QUADS * 128 + thread;
-      float4* to = parts + (2LL * blockIdx.x + (tile != share.first)) * SLOT;
-#pragma unroll
-      for (int q = 0; q < QUADS; ++q) __stcg(to + q * 128, Q::get(sums, q));
-      ptx::bar_sync(1 + LINES + line, 128);
-      const int one = share.first_block(tile), last = share.last_block(tile);
+      int one = share.first_block(tile), last = share.last_block(tile);
       volatile unsigned* flag = reinterpret_cast<volatile unsigned*>(shared + Tiles::BEHIND + 16 * STAGES) + line;
-      if (thread == 0) {
-        unsigned* counter = reinterpret_cast<unsigned*>(const_cast<int*>(p.offsets)) + tile * LINES + line;
-        const bool all = ptx::atom_add_acq_rel(counter) == unsigned(last - one);
-        if (all) *counter = 0;
-        *flag = all;
-      }
-      ptx::bar_sync(1 + LINES + line, 128);
-      mine = *flag;
-      if (mine) {
+      const bool pair = Tiles::PAIRS && last == one + 1;
+      auto is_last = [&] {
+        if (thread == 0) *flag = rank % DONE;
+        ptx::bar_sync(1 + LINES + line, 128);
+        return *flag == unsigned(last - one);
+      };
+      mine = Tiles::PAIRS && is_last();
+      if (!(mine && pair)) {
+        float4* to = parts + (2LL * blockIdx.x + (tile != share.first)) * SLOT;
 #pragma unroll
-        for (int i = 0; i < SUMS; ++i) sums[i / (TOKENS / 2)][i % (TOKENS / 2)] = 0;
+        for (int q = 0; q < QUADS; ++q) __stcg(to + q * 128, Q::get(sums, q));
+        ptx::bar_sync(1 + LINES + line, 128);
+        if (Tiles::PAIRS) {
+          if (thread == 0) ptx::red_add_release(counter(), DONE);
+        } else {
+          if (thread == 0) rank = ptx::atom_add_acq_rel(counter());
+          mine = is_last();
+        }
+      }
+      if (mine) {
+        if (thread == 0) {
+          const int written = !Tiles::PAIRS ? 0 : pair ? 1 : last - one + 1;
+          while (written && ptx::ld_acquire_sys(reinterpret_cast<const int*>(counter())) / DONE < written) {}
+          *counter() = 0;
+        }
+        if (Tiles::PAIRS) ptx::bar_sync(1 + LINES + line, 128);
+        if (pair) {
+          one = last = one + last - int(blockIdx.x);
+        } else {
+#pragma unroll
+          for (int i = 0; i < SUMS; ++i) sums[i / (TOKENS / 2)][i % (TOKENS / 2)] = 0;
+        }
 #pragma unroll 1
         for (int block = one; block <= last; block += Tiles::AT_ONCE) {
           float4 more[Tiles::AT_ONCE][QUADS];

@@ -71,7 +71,13 @@ def run(
     staged = mapped and len(stored) == 1
     arrays = [each for each, _ in read] + [each.array[0] for each in stored[staged:]]
     vectors = [vector(each, n) for each in arrays]
-    function = traced_function.function(graph, accumulator, vectors, matrices=weights, staged=staged)
+    carried = tuple(
+        i
+        for i, (operand, wide) in enumerate(zip(graph.operands, vectors, strict=False))
+        if rung == "wgmma_epilogue" and operand.kind in ("matrix", "row") and operand.dtype != "f32" and wide >= 8
+    )
+    form = {"staged": staged, "carried": carried}
+    function = traced_function.function(graph, accumulator, vectors, matrices=weights, **form)
     second = whole[2].array if weights == 2 else None
     given = Gemm(whole[0].array, whole[1].array, c.array, traced=tuple(arrays), second=second,
                  second_output=stored[0].array if staged else None)  # fmt: skip

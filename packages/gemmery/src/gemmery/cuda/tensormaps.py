@@ -130,6 +130,12 @@ def shape(box: MapBox, problem: Problem, view: View) -> MapShape:
     return _checked(box, view.dtype, (inner, outer, batches), (step, along))
 
 
+def of_operand(geometry: Geometry, problem: Problem, operand: View) -> MapShape:
+    """Return what the map of a function's operand describes, a matrix or one row: boxes with the rows of a tile."""
+    box = MapBox("c", (64, min(geometry.tile[0], operand.shape[0])))
+    return shape(box, problem, operand._replace(shape=(1, *operand.shape), strides=(0, *operand.strides)))
+
+
 def _checked(box: MapBox, dtype: str, extents: tuple[int, int, int], strides: tuple[int, int]) -> MapShape:
     """Return what a map describes, after a check of its box. Raises RefusedError."""
     name = box.operand.upper()

@@ -43,7 +43,7 @@ _THREADS, _BLOCKS = 256, 16  # of a block of traced_rows, and its blocks for eac
 
 
 class Fused(NamedTuple):
-    """The launch of a function, or of a product and it, and what maps of second weights, outputs and operands describe."""
+    """The launch of a function, or of a product and it, and what maps of a second weight, output and operands say."""
 
     run: Ready
     function: TracedFunction
@@ -337,9 +337,10 @@ def _carried(
         return ()
     found = []
     for i, (known, z, wide) in enumerate(zip(graph.operands, values, vectors, strict=False)):
-        if isinstance(z, View) and known.dtype in ("f16", "bf16") and wide >= 8:
-            if known.kind == "row" or (known.kind == "matrix" and z.strides[0]):
-                found.append((i, View(0, z.shape, z.strides, z.dtype)))
+        if not isinstance(z, View) or known.dtype not in ("f16", "bf16") or wide < 8:
+            continue
+        if known.kind == "row" or (known.kind == "matrix" and z.strides[0]):
+            found.append((i, View(0, z.shape, z.strides, z.dtype)))
     return tuple(found[:4])
 
 

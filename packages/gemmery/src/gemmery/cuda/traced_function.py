@@ -91,8 +91,8 @@ def function(
 
     `vectors` are the adjacent and aligned elements in rows of each operand and stored output, 1 for any strides. With
     `rows` the function is that of traced_rows.cu, which stores all outputs; else the kernel stores the first one, and
-    if the second is `staged`, a matrix of the same type, that one too. Operands that are `carried`, matrices and rows of
-    16 bits at multiples of 16 bytes, have tensor maps.
+    if the second is `staged`, a matrix of the same type, that one too. Operands that are `carried`, matrices and rows
+    of 16 bits at multiples of 16 bytes, have tensor maps.
 
     Raises RefusedError for an operation or type that kernels lack.
     """
@@ -178,7 +178,8 @@ class _Writer:
         self.places = {number: place for place, number in enumerate(order)}
         counts = {"SUMS": self._sums() if self.rows else self.matrices, "LEVELS": len(levels)}
         short = all(dtypes.get(output.dtype).size <= 2 for output in self.graph.outputs)
-        counts |= {"STATISTICS": len(order), "CARRIED": len(self.carried), "STAGED": int(self.staged), "SHORT": int(short)}
+        counts |= {"STATISTICS": len(order), "CARRIED": len(self.carried), "STAGED": int(self.staged)}
+        counts["SHORT"] = int(short)
         parts = [
             '#pragma once\n#include "operands.cuh"' + '\n#include "tma.cuh"' * ("TensorMap" in str(members)),
             f"enum {{ {name} = TRACED }};",
@@ -374,8 +375,6 @@ class _Writer:
             "const S* statistics,\n                                                const Operands& o, Spot at) {\n"
             f"{arrays}{self._loop(nodes, last)}{stores}  }}"
         )
-
-
 
 
 def _constant(number: float) -> str:

@@ -307,7 +307,7 @@ def _run_fused(
     operands = [z for z in (values[i] for i in function.carried) if isinstance(z, View)]
     mapped = [*bs[1 : launch.matrices], *outputs[1 : 1 + function.staged], *operands]
     with driver.on(a.ordinal):  # a thread of autograd may have no context
-        maps = [tensormaps.encoded(shape, z.pointer) for shape, z in zip(launch.maps, mapped, strict=True)]
+        maps = [tensormaps.at_address(shape, z.pointer) for shape, z in zip(launch.maps, mapped, strict=True)]
     stored = [_place_of(z) for z in (*read, *outputs[1 + function.staged :])]
     packed = function.packed(stored, maps, bs[-1].pointer - bs[0].pointer)
     workspace = scratch(a, run.workspace) if run.workspace else None

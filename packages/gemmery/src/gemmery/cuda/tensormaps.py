@@ -180,6 +180,16 @@ def encoded(described: MapShape, address: int) -> bytes:
     return ctypes.string_at(int(encoding.getPtr()), BYTES)
 
 
+_encoded_once = lru_cache(maxsize=1024)(encoded)
+
+
+def at_address(described: MapShape, address: int) -> bytes:
+    """Return the same bytes, by the driver only the first time, where it suffices to write the address."""
+    if not begins_with_address():
+        return encoded(described, address)
+    return address.to_bytes(8, "little") + _encoded_once(described, _ADDRESSES[0])[8:]
+
+
 _SAMPLE = MapShape("f16", (4096, 512, 8), (8192, 8192 * 512), (64, 128), 128, 256)
 _ADDRESSES = (0x7F12_3456_7000, 0x0ABC_DEF0)
 

@@ -290,17 +290,8 @@ class _Writer:
                 raise RefusedError(f"a cast to {node.value}: functions on a device round to {', '.join(dtypes.CASTS)}")
             return f"widen<S>(narrow<{dtypes.get(node.value).cpp}>({values[0]}))"
         if op in _CALLED:
-            return self._gelu_of_sum(node) or f"Math::{op}({', '.join(values)})"
+            return f"Math::{op}({', '.join(values)})"
         raise RefusedError(f"{op}: kernels on a device have no such operation")
-
-    def _gelu_of_sum(self, node: Node) -> str:
-        """Return gelu of a sum that nothing else reads: an operand of rows is halved once for all of them."""
-        read = [i for each in self.graph.nodes for i in each.inputs] + [each.node for each in self.graph.outputs]
-        argument = self.graph.nodes[node.inputs[0]]
-        if node.op != "gelu" or argument.op != "add" or read.count(node.inputs[0]) > 1:
-            return ""
-        terms = sorted(argument.inputs, key=lambda i: self.graph.nodes[i].op == "operand")
-        return f"Math::gelu_of_sum({', '.join(f'v{i}' for i in terms)})"
 
     def _needed(self, targets: Iterable[int]) -> set[int]:
         """Return the nodes that are computed for these, not beyond statistics."""

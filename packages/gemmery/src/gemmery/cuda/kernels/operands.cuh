@@ -95,7 +95,6 @@ struct Precise {
   template <class S> static __device__ __forceinline__ S silu(S x) { return x / (S(1) + exp(-x)); }
   static __device__ __forceinline__ float gelu(float x) { return x * normcdff(x); }
   static __device__ __forceinline__ double gelu(double x) { return x * normcdf(x); }
-  template <class S> static __device__ __forceinline__ S gelu_of_sum(S x, S y) { return gelu(x + y); }
   template <class S> static __device__ __forceinline__ S relu(S x) { return x < 0 ? S(0) : x; }  // NaN stays NaN
   template <class S> static __device__ __forceinline__ S maximum(S x, S y) { return x > y || x != x ? x : y; }
   template <class S> static __device__ __forceinline__ S minimum(S x, S y) { return x < y || x != x ? x : y; }

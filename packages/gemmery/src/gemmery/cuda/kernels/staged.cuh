@@ -88,9 +88,6 @@ __device__ __forceinline__ float silu(float x) { return x * sigmoid(x); }
 // The operations of functions whose results all have 16 bits, and of activations, by these approximations.
 template <class Out> struct Approximate : Precise {
   static __device__ __forceinline__ float gelu(float x) { return gelu_of_half<Out>(0.5f * x); }
-  static __device__ __forceinline__ float gelu_of_sum(float x, float y) {
-    return gelu_of_half<Out>(__fmaf_rn(0.5f, x, 0.5f * y));
-  }
   static __device__ __forceinline__ float sigmoid(float x) { return ::sigmoid(x); }
   static __device__ __forceinline__ float silu(float x) { return ::silu(x); }
   static __device__ __forceinline__ float relu(float x) { return ptx::max_nan(x, 0); }
@@ -102,8 +99,8 @@ template <class T, class Out> __device__ __forceinline__ Spot spot_of(const TmaP
   return {row + i % 2 * 8, column + i / 2 * 8, p.product.m, p.product.n};
 }
 
-// Operands of a function that are CARRIED come to stages of the ring behind those of k: a matrix as boxes of 64 columns
-// each with the rows of the tile, and a row as boxes of one. Boxes follow each other, and none is in two stages.
+// Operands of a function that are CARRIED come by tensor copies to stages of the ring behind those of k: a matrix in
+// boxes of 64 columns by the rows of the tile, a row in boxes of one. None is in two stages.
 template <class Tiles> constexpr __device__ int bytes_of_box(int which) {
   return Function::is_row(which) ? 1024 : Tiles::BM * 128;
 }
@@ -130,18 +127,6 @@ template <class Tiles> constexpr __device__ int operands_carried() {
 }
 template <int EPILOGUE, class Tiles> constexpr int CARRIED = EPILOGUE & TRACED ? operands_carried<Tiles>() : 0;
 
-// Pieces of a second output for which a warp's buffers have no room: the first ones, which leave from a stage of the
-// ring behind those of operands, where it has one. In line with the products, all blocks would wait for their copies.
-template <int EPILOGUE, class P, class Tiles> constexpr int OUTGOING =
-    (EPILOGUE & TRACED) && Function::STAGED && P::LEAVING == 0 && P::COUNT > P::BUFFERS &&
-            (P::COUNT - P::BUFFERS) * Tiles::WARPGROUPS * 4 * P::BUFFER <= Tiles::STAGE &&
-            stages_of_operands<Tiles>(CARRIED<EPILOGUE, Tiles>) < Tiles::STAGES
-        ? P::COUNT - P::BUFFERS
-        : 0;
-// The stages of a tile behind those of k.
-template <int EPILOGUE, class P, class Tiles> constexpr int STAGES_BEHIND =
-    stages_of_operands<Tiles>(CARRIED<EPILOGUE, Tiles>) + (OUTGOING<EPILOGUE, P, Tiles> > 0);
-
 // The last piece whose operands are in a stage.
 template <class P, class Tiles> constexpr __device__ int last_piece(int stage, int count) {
   int last = 0;
@@ -154,11 +139,11 @@ template <class P, class Tiles> constexpr __device__ int last_piece(int stage, i
   return last;
 }
 
-// Those of a piece, as `pack` has its sums: pairs of 8 columns, of the one row and the other. `stages` are theirs in
-// the ring, and `row` is that of the warp in the tile.
+// Those of a piece, as `pack` has its sums: pairs of 8 columns, of the one row and the other. `stages` of the ring have
+// them, and `row` is that of the warp in the tile.
 template <class P, class Tiles, int COUNT, int PAIRS>
-__device__ __forceinline__ void load_carried(unsigned (&held)[COUNT][PAIRS], unsigned ring,
-                                             const int* stages, int row, int piece) {
+__device__ __forceinline__ void load_carried(unsigned (&held)[COUNT][PAIRS], unsigned ring, const int* stages,
+                                             int row, int piece) {
   const int lane = threadIdx.x % 32, own = Tiles::BM == 8 ? lane % 8 : row + P::row(piece) + lane % 16;
   const unsigned of_matrix = own * 128 + ((lane / 16 ^ own % 8) << 4), of_row = lane / 8 % 2 << 4;
 #pragma unroll
@@ -520,14 +505,14 @@ template <class P> struct Staging {
 
   // `at` is the place of the warp's tile; `base` and `shared` are the start of shared memory. MORE: not to C, but to
   // the second output of a function.
-  template <class Tiles, bool MORE = false, int PENDING = P::BUFFERS - 1, class T, class Out>
+  template <class Tiles, bool MORE = false, class T, class Out>
   __device__ __forceinline__ void store(const typename P::Part (&part)[P::EACH], int piece, const TmaProduct<T, Out>& p,
                                         Where at, const char* shared, unsigned base) {
     at.row += P::row(piece);
     at.column += P::column(piece);
     if (P::SWAPPED && at.column < at.own) return;
     if (Tiles::NARROWER > 0 && at.column % 2) at.column -= P::ends_row(piece) ? 1 + Tiles::NARROWER : 1;
-    if (threadIdx.x % 32 == 0) ptx::cp_async_bulk_wait_group_read<PENDING>();
+    if (threadIdx.x % 32 == 0) ptx::cp_async_bulk_wait_group_read<P::BUFFERS - 1>();
     __syncwarp();
     if constexpr (P::PACKED) stage(part); else stage_wide(part);
     // Tiles of 192 rows, which have no registers for stores of their own, are for a C with a map; so are SWAPPED ones.

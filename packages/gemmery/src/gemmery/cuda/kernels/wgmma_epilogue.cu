@@ -53,12 +53,11 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
   };
   float of_rows[FACTORED ? Tiles::BLOCKS : 1][2];
   // Operands of a function that the ring has brought, and their stages.
-  constexpr int HELD = CARRIED<EPILOGUE, Tiles>, GOING = OUTGOING<EPILOGUE, P, Tiles>;
-  constexpr int BEHIND = STAGES_BEHIND<EPILOGUE, P, Tiles>, LAST = BEHIND > 0 ? BEHIND - 1 : 0;
-  int stage_of[LAST + 1];
+  constexpr int HELD = CARRIED<EPILOGUE, Tiles>, OPERAND_STAGES = stages_of_operands<Tiles>(HELD);
+  int stage_of[HELD > 0 ? OPERAND_STAGES : 1];
   auto wait_for_operands = [&] {
 #pragma unroll
-    for (int i = 0; i < BEHIND; ++i) {
+    for (int i = 0; i < OPERAND_STAGES; ++i) {
       stage_of[i] = consumer.now.stage;
       ptx::mbarrier_try_wait_parity(consumer.full + 8 * consumer.now.stage, consumer.now.parity);
       consumer.now.next();
@@ -76,11 +75,11 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
       pack<EPILOGUE, P, 1>(part, consumer, piece, p, of_piece, loaded + P::column(piece) / 16);
     } else if constexpr (HELD > 0) {
       unsigned held[HELD][P::COLUMNS / 4];
-      __syncwarp();
+      __syncwarp();  // else ptxas loads a row for several pieces at a time, and spills
       load_carried<P, Tiles>(held, pipe.ring, stage_of, Tiles::row_of(warp / 4) + warp % 4 * 16, piece);
       pack<EPILOGUE, P, 0, LOAD, HELD>(part, consumer, piece, p, of_piece, bias, of_rows[0], held, more);
 #pragma unroll
-      for (int i = 0; i < BEHIND - (GOING > 0); ++i) {
+      for (int i = 0; i < OPERAND_STAGES; ++i) {
         if (last_piece<P, Tiles>(i, HELD) != piece) continue;
         ptx::bar_sync(2 + warp / 4, 128);  // one thread hands a stage back: all have read it
         consumer.release(stage_of[i]);
@@ -90,14 +89,7 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
       pack<EPILOGUE, P, NEAR ? 4 : 0>(part, consumer, piece, p, of_piece, bias + P::column(piece) / LOAD, factors,
                                       nullptr, more);
     }
-    if constexpr (STAGED) {
-      Staging<P> going = staging;
-      if (piece < GOING) {
-        going.buffer = pipe.ring + stage_of[LAST] * Tiles::STAGE + (warp * GOING + piece) * P::BUFFER;
-      }
-      going.template store<Tiles, true, GOING + P::BUFFERS - 1>(more, piece, p, at, shared, pipe.ring);
-      if (piece >= GOING) staging = going;
-    }
+    if constexpr (STAGED) staging.template store<Tiles, true>(more, piece, p, at, shared, pipe.ring);
   };
   typename P::Part staying[P::KEPT][P::EACH];
   Where before = {};
@@ -149,10 +141,6 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
 #pragma unroll
         for (int piece = i == 0 ? 0 : i * P::IN_STEP + MORE; piece < (i + 1) * P::IN_STEP + MORE; ++piece) {
           if (piece < P::STAYING && pending) store(staying[piece], P::LEAVING + piece, before);
-          if (GOING > 0 && piece == 0 && pending) {  // which has waited for the copies from that stage
-            ptx::bar_sync(2 + warp / 4, 128);
-            consumer.release(stage_of[LAST]);
-          }
         }
         consumer.next_stage();
       }
@@ -272,8 +260,8 @@ template <class Tiles, class P> __device__ __forceinline__ void ask_ahead(const 
   }
 }
 
-// Brings a tile's operands of a function behind its k; the last stage may be for what leaves.
-template <int COUNT, int STAGES, class Tiles, class P>
+// Brings a tile's operands of a function behind its k.
+template <int COUNT, class Tiles, class P>
 __device__ __forceinline__ void bring_operands(Producer<Tiles>& producer, const P& p, Tile tile) {
   constexpr int BOXES = COUNT * BOXES_ACROSS<Tiles>;
   auto is_in = [](int box, int stage) {
@@ -281,7 +269,7 @@ __device__ __forceinline__ void bring_operands(Producer<Tiles>& producer, const 
   };
   const int rows = min(Tiles::BM, p.product.m);
 #pragma unroll
-  for (int stage = 0; stage < STAGES; ++stage) {
+  for (int stage = 0; stage < stages_of_operands<Tiles>(COUNT); ++stage) {
     const unsigned to = producer.ring + producer.now.stage * Tiles::STAGE;
     const unsigned barrier = producer.full + 8 * producer.now.stage;
     int bytes = 0;
@@ -322,7 +310,7 @@ __device__ __forceinline__ void product(const TmaProduct<T, Out>& p, char* share
       for (; order.more(); order.next()) {
         if constexpr (Tiles::APART) k = steps_of<Tiles>(depth_of<Tiles>(p, order.tile), P::STEPS);
         producer.bring_tile(p, order.tile, k.first, k.steps);
-        bring_operands<CARRIED<EPILOGUE, Tiles>, STAGES_BEHIND<EPILOGUE, P, Tiles>>(producer, p, order.tile);
+        if constexpr (CARRIED<EPILOGUE, Tiles> > 0) bring_operands<CARRIED<EPILOGUE, Tiles>>(producer, p, order.tile);
       }
     }
   } else {

@@ -335,13 +335,13 @@ def _carried(
     """Return the operands that tensor copies can bring, with their places, at no address: matrices and rows."""
     if driver.find(c.device).capability != 90 or min(c.shape) == 1:
         return ()
-    found = []
+    carried = []
     for i, (known, z, wide) in enumerate(zip(graph.operands, values, vectors, strict=False)):
         if not isinstance(z, View) or known.dtype not in ("f16", "bf16") or wide < 8:
             continue
         if known.kind == "row" or (known.kind == "matrix" and z.strides[0]):
-            found.append((i, View(0, z.shape, z.strides, z.dtype)))
-    return tuple(found[:4])
+            carried.append((i, View(0, z.shape, z.strides, z.dtype)))
+    return tuple(carried[:4])
 
 
 @table.once
@@ -359,8 +359,8 @@ def _fused_launch(
     if weights == 2 and matrices == 1:
         graph = traced_function.second_as_operand(graph, "f32")
     try:
-        form = {"staged": staged, "carried": tuple(i for i, _ in carried)}
-        function = traced_function.function(graph, "f32", vectors, matrices=matrices, **form)
+        brought = tuple(i for i, _ in carried)
+        function = traced_function.function(graph, "f32", vectors, matrices=matrices, staged=staged, carried=brought)
         form, problem = described(call._replace(epilogue=function.name))
         if form.runs > 1 or (form.m, form.n, problem.c_layout, form.batch) != (*call.c.shape, "row", 1):
             return "the product is taken in another form than by rows"

@@ -181,6 +181,10 @@ def product_bytes(
     shapes = {each.operand: each.shape for each in maps}
     others = [("b", "second")] * (gemm.second is not None) + [("c", "second_output")] * (gemm.second_output is not None)
     added = [encoded(shapes[operand], addresses[name]) for operand, name in others]
+    for i in function.carried:
+        rows, start = np.atleast_2d(gemm.traced[i]), addresses[f"of_trace_{i}"]
+        operand = View(start, rows.shape, rows.strides, "f16")  # or bf16
+        added.append(encoded(tensormaps.of_operand(geometry, problem, operand), start))
     return whole + function.packed(_places(gemm, addresses), added, addresses.get("second", 0) - addresses["B"])
 
 

@@ -277,6 +277,9 @@ def test_where_a_map_holds_its_address_is_observed(driver_of_maps, at):
     driver_of_maps.at = at
     assert tensormaps.begins_with_address() is (at == (0,))
     assert len({call[2] for call in driver_of_maps.calls}) == 2
+    shape = tensormaps.shape(MapBox("b", (32, 64), 64), F16, view((3, 56, 24 + 8 * at[0]), (160, 800, 2), "f16"))
+    for address in (4096, 8192, 4096):
+        assert tensormaps.at_address(shape, address) == tensormaps.encoded(shape, address)
 
 
 @pytest.mark.parametrize("a_layout", ["row", "col", "any"])

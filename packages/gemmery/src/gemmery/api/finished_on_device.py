@@ -44,7 +44,7 @@ _THREADS, _BLOCKS = 256, 16  # of a block of traced_rows, and its blocks for eac
 
 
 class Fused(NamedTuple):
-    """The launch of a function, or of a product and it, and what maps of the second weight and output describe."""
+    """The launch of a function, or of a product and it, and what maps of a second weight, output and operands say."""
 
     run: Ready
     function: TracedFunction
@@ -268,8 +268,9 @@ def _fused(
     for matrices in (2, 1) if len(bs) == 2 and bs[0].strides == bs[1].strides else (1,):
         stored = [*values, *[sums] * (len(bs) - matrices), *outputs[1 + staged :]]
         vectors = tuple(_vector_of(each, n) for each in stored)
+        carried = _carried(graph, values, vectors, c)
         low = bs[1].pointer & 15 if matrices == 2 else 0
-        launch = _fused_launch(call, graph, vectors, len(bs), matrices, staged, low)
+        launch = _fused_launch(call, graph, vectors, len(bs), matrices, staged, low, carried)
         if not isinstance(launch, str):
             return launch
     return None
@@ -304,9 +305,10 @@ def _run_fused(
         sums = new(a, outputs[0].shape, "f32")
         write(a, bs[1], sums)
         read.append(sums)
-    mapped = [*bs[1 : launch.matrices], *outputs[1 : 1 + function.staged]]
+    operands = [z for z in (values[i] for i in function.carried) if isinstance(z, View)]
+    mapped = [*bs[1 : launch.matrices], *outputs[1 : 1 + function.staged], *operands]
     with driver.on(a.ordinal):  # a thread of autograd may have no context
-        maps = [tensormaps.encoded(shape, z.pointer) for shape, z in zip(launch.maps, mapped, strict=True)]
+        maps = [tensormaps.at_address(shape, z.pointer) for shape, z in zip(launch.maps, mapped, strict=True)]
     stored = [_place_of(z) for z in (*read, *outputs[1 + function.staged :])]
     packed = function.packed(stored, maps, bs[-1].pointer - bs[0].pointer)
     workspace = scratch(a, run.workspace) if run.workspace else None
@@ -328,6 +330,21 @@ def _is_staged(outputs: Sequence[View]) -> bool:
     return alike and lines and copies and not (first.pointer | second.pointer | first.strides[0]) % 16
 
 
+def _carried(
+    graph: EpilogueGraph, values: Sequence[View | float], vectors: Sequence[int], c: View
+) -> tuple[tuple[int, View], ...]:  # fmt: skip
+    """Return the operands that tensor copies can bring, with their places, at no address: matrices and rows."""
+    if driver.find(c.device).capability != 90 or min(c.shape) == 1:
+        return ()
+    carried = []
+    for i, (known, z, wide) in enumerate(zip(graph.operands, values, vectors, strict=False)):
+        if not isinstance(z, View) or known.dtype not in ("f16", "bf16") or wide < 8:
+            continue
+        if known.kind == "row" or (known.kind == "matrix" and z.strides[0]):
+            carried.append((i, View(0, z.shape, z.strides, z.dtype)))
+    return tuple(carried[:4])
+
+
 @table.once
 def _fused_launch(
     call: DeviceCall,
@@ -337,12 +354,14 @@ def _fused_launch(
     matrices: int,
     staged: bool,
     low: int,
+    carried: tuple[tuple[int, View], ...],
 ) -> Fused | str:
     """Return the launch of a product with a function, or why there is none."""
     if weights == 2 and matrices == 1:
         graph = traced_function.second_as_operand(graph, "f32")
     try:
-        function = traced_function.function(graph, "f32", vectors, matrices=matrices, staged=staged)
+        brought = tuple(i for i, _ in carried)
+        function = traced_function.function(graph, "f32", vectors, matrices=matrices, staged=staged, carried=brought)
         form, problem = described(call._replace(epilogue=function.name))
         if form.runs > 1 or (form.m, form.n, problem.c_layout, form.batch) != (*call.c.shape, "row", 1):
             return "the product is taken in another form than by rows"
@@ -365,8 +384,9 @@ def _fused_launch(
     if matrices == 2 and boxes["b"].packed >= 0:
         return "B is packed first, and only one of two is"
     places = [("b", views[1])] * (matrices == 2) + [("c", views[2])] * staged
-    maps = tuple(tensormaps.shape(boxes[name], problem, each) for name, each in places)
-    return Fused(run, function, maps, matrices)
+    maps = [tensormaps.shape(boxes[name], problem, each) for name, each in places]
+    maps += [tensormaps.of_operand(kernel.geometry, problem, each) for _, each in carried]
+    return Fused(run, function, tuple(maps), matrices)
 
 
 def _rows(

@@ -87,7 +87,7 @@ def known(tensor_call: TensorCall | None) -> Any:
     addresses = [*tensor_call.addresses, *(z.data_ptr() for z in results), 0]
     stored = [z if isinstance(z, float) else Strides(addresses[z[0]], *z[1:]) for z in call.stored]
     with driver.on(ordinal) if call.maps else nullcontext():  # a thread of autograd may have no context
-        maps = [tensormaps.encoded(shape, addresses[place]) for shape, place in call.maps]
+        maps = [tensormaps.at_address(shape, addresses[place]) for shape, place in call.maps]
     a, b, c = (addresses[place] for place in call.pointers)
     packed = call.function.packed(stored, maps, addresses[call.last] - b if call.last >= 0 else 0)
     workspace = first.new_empty((call.run.workspace,), dtype=torch.uint8) if call.run.workspace else None

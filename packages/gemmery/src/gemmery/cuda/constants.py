@@ -9,7 +9,6 @@ ACTIVATION = RELU | GELU | SILU
 # which the argument asks for some.
 FACTORS, ASKED = 16, 32
 TRACED = 64  # a function that was traced: see cuda/traced_function.py
-MOST_BESIDE = 144  # sums of a thread and pairs of operands that a traced function reads
 MOST_OVERLAPPED = 144  # sums of a thread of a tile that stays in registers, packed, while the next one is multiplied
 BIAS_BYTES = 2 * 256 * 4  # of the bias of the columns of a tile, for each of two warpgroups
 MOST_AHEAD = 8192  # elements of C of a tile whose B is asked for ahead

@@ -130,6 +130,12 @@ def shape(box: MapBox, problem: Problem, view: View) -> MapShape:
     return _checked(box, view.dtype, (inner, outer, batches), (step, along))
 
 
+def of_operand(geometry: Geometry, problem: Problem, operand: View) -> MapShape:
+    """Return what the map of a function's operand describes, a matrix or one row: boxes with the rows of a tile."""
+    box = MapBox("c", (64, min(geometry.tile[0], operand.shape[0])))
+    return shape(box, problem, operand._replace(shape=(1, *operand.shape), strides=(0, *operand.strides)))
+
+
 def _checked(box: MapBox, dtype: str, extents: tuple[int, int, int], strides: tuple[int, int]) -> MapShape:
     """Return what a map describes, after a check of its box. Raises RefusedError."""
     name = box.operand.upper()
@@ -172,6 +178,16 @@ def encoded(described: MapShape, address: int) -> bytes:
             "the operand"
         )
     return ctypes.string_at(int(encoding.getPtr()), BYTES)
+
+
+_encoded_once = lru_cache(maxsize=1024)(encoded)
+
+
+def at_address(described: MapShape, address: int) -> bytes:
+    """Return the same bytes, by the driver only the first time, where it suffices to write the address."""
+    if not begins_with_address():
+        return encoded(described, address)
+    return address.to_bytes(8, "little") + _encoded_once(described, _ADDRESSES[0])[8:]
 
 
 _SAMPLE = MapShape("f16", (4096, 512, 8), (8192, 8192 * 512), (64, 128), 128, 256)

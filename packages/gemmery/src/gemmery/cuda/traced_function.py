@@ -49,16 +49,20 @@ class TracedFunction(NamedTuple):
     kinds: tuple[str, ...]  # of the operands in the order of the graph, then of the outputs that it stores
     number: str  # the letter of `struct` for a number
     staged: bool = False  # whether the second output has a tensor map, by which kernels write it as they write C
+    carried: tuple[int, ...] = ()  # the operands that have tensor maps, by which kernels bring them as they bring A
 
     @property
     def size(self) -> int:
         """Return the bytes behind the argument: whole 64, as in front of them."""
-        size = sum(8 * _WORDS[kind] for kind in self.kinds) + MAP_BYTES * self.staged
+        size = sum(8 * _WORDS[kind] for kind in self.kinds) + MAP_BYTES * (self.staged + len(self.carried))
         size += (MAP_BYTES + 8) * self.name.startswith(PAIRED)
         return -(-size // 64) * 64
 
     def packed(self, operands: Iterable[Strides | float], maps: Sequence[bytes] = (), apart: int = 0) -> bytes:
-        """Return these bytes; `maps` are those of the second weight, `apart` bytes from the first, and output."""
+        """Return these bytes.
+
+        `maps` are those of the second weight, `apart` bytes from the first, of the second output and of operands.
+        """
         parts = [*maps, struct.pack("=q", apart)] if self.name.startswith(PAIRED) else [*maps]
         for kind, operand in zip(self.kinds, operands, strict=True):
             if not isinstance(operand, Strides):
@@ -81,29 +85,33 @@ def function(
     rows: bool = False,
     matrices: int = 1,
     staged: bool = False,
+    carried: tuple[int, ...] = (),
 ) -> TracedFunction:
     """Return the device code of a graph that has kinds and types; `accumulator` is "f32" or "f64".
 
     `vectors` are the adjacent and aligned elements in rows of each operand and stored output, 1 for any strides. With
     `rows` the function is that of traced_rows.cu, which stores all outputs; else the kernel stores the first one, and
-    if the second is `staged`, a matrix of the same type, that one too.
+    if the second is `staged`, a matrix of the same type, that one too. Operands that are `carried`, matrices and rows
+    of 16 bits at multiples of 16 bytes, have tensor maps.
 
     Raises RefusedError for an operation or type that kernels lack.
     """
-    return _function(graph.text, graph, accumulator, tuple(vectors), rows, matrices, staged)
+    return _function(graph.text, graph, accumulator, tuple(vectors), rows, matrices, staged, carried)
 
 
 @lru_cache(maxsize=1024)
 def _function(
-    text: str, graph: EpilogueGraph, accumulator: str, vectors: tuple[int, ...], rows: bool, matrices: int, staged: bool
-) -> TracedFunction:
+    text: str, graph: EpilogueGraph, accumulator: str, vectors: tuple[int, ...], rows: bool, matrices: int,
+    staged: bool, carried: tuple[int, ...],
+) -> TracedFunction:  # fmt: skip
     if not rows and graph.statistics:
         raise RefusedError(f"{text}: statistics of rows are taken after the product, by traced_rows")
-    key = cache.digest(text.encode(), repr((accumulator, vectors, rows, matrices, staged)).encode()).hex()[:16]
+    form = accumulator, vectors, rows, matrices, staged, carried
+    key = cache.digest(text.encode(), repr(form).encode()).hex()[:16]
     name = f"{PAIRED if matrices == 2 else PREFIX}{key}"
-    writer = _Writer(graph, accumulator, vectors, rows, matrices, staged)
+    writer = _Writer(graph, *form)
     number = "d" if accumulator == "f64" else "f"
-    return _functions.setdefault(name, TracedFunction(name, writer.text(name), writer.kinds(), number, staged))
+    return _functions.setdefault(name, TracedFunction(name, writer.text(name), writer.kinds(), number, staged, carried))
 
 
 def rows_kernel(function: TracedFunction, sums: str, n: int, threads: int) -> str:
@@ -140,16 +148,14 @@ class _Writer:
 
     def __init__(
         self, graph: EpilogueGraph, accumulator: str, vectors: tuple[int, ...], rows: bool, matrices: int,
-        staged: bool,
+        staged: bool, carried: tuple[int, ...],
     ) -> None:  # fmt: skip
-        self.graph, self.rows, self.matrices, self.staged = graph, rows, matrices, staged
+        self.graph, self.rows, self.matrices, self.staged, self.carried = graph, rows, matrices, staged, carried
         self.number = dtypes.get(accumulator).cpp
         self.operands = {each.name: place for place, each in enumerate(graph.operands)}
         self.stored = graph.outputs if rows else graph.outputs[1 + staged :]
         self.vectors = vectors[: len(graph.operands)]
         self.wide = vectors[len(graph.operands) :]
-        read = enumerate(zip(graph.operands, self.vectors, strict=True))
-        self.early = [i for i, (each, wide) in read if each.kind == "matrix" and each.dtype in _HELD and wide >= 8]
 
     def kinds(self) -> tuple[str, ...]:
         return (*(each.kind for each in self.graph.operands), *(each.kind for each in self.stored))
@@ -157,6 +163,7 @@ class _Writer:
     def text(self, name: str) -> str:
         paired = self.matrices == 2
         members = ["TensorMap second;"] * paired + ["TensorMap more;"] * self.staged
+        members += [f"TensorMap map{i};" for i in self.carried]
         members += ["long long second_apart;"] * paired
         for i, operand in enumerate(self.graph.operands):
             members += self._member(f"x{i}", operand.kind, f"const {self._type(operand.dtype)}*")
@@ -171,9 +178,10 @@ class _Writer:
         self.places = {number: place for place, number in enumerate(order)}
         counts = {"SUMS": self._sums() if self.rows else self.matrices, "LEVELS": len(levels)}
         short = all(dtypes.get(output.dtype).size <= 2 for output in self.graph.outputs)
-        counts |= {"STATISTICS": len(order), "HELD": len(self.early), "STAGED": int(self.staged), "SHORT": int(short)}
+        counts |= {"STATISTICS": len(order), "CARRIED": len(self.carried), "STAGED": int(self.staged)}
+        counts["SHORT"] = int(short)
         parts = [
-            '#pragma once\n#include "operands.cuh"' + '\n#include "tma.cuh"' * (paired or self.staged),
+            '#pragma once\n#include "operands.cuh"' + '\n#include "tma.cuh"' * ("TensorMap" in str(members)),
             f"enum {{ {name} = TRACED }};",
             "struct Operands {\n" + "".join(f"  {member}\n" for member in members) + "};",
             "struct Function {",
@@ -189,7 +197,7 @@ class _Writer:
             parts += [f"  static constexpr __device__ int level(int statistic) {{\n{levels_of}    return 0;\n  }}"]
             parts += [self._terms(levels), self._finish()]
         else:
-            parts += [self._hold(), self._apply()]
+            parts += [self._maps(), self._apply()]
         return "\n".join((*parts, "};\n"))
 
     def _sums(self) -> int:
@@ -240,10 +248,9 @@ class _Writer:
             else:
                 lines.append(f"S x{i}[WIDTH];")
                 load = f"load_row<{self.vectors[i]}>(x{i}, {name}{row}, {name}_column, at.j, at.n);"
-                if i in self.early and not self.rows:
-                    element = dtypes.get(self.graph.operands[i].dtype).cpp
-                    hold = f"if constexpr (HOLDS) unpack<{element}>(x{i}, held[{self.early.index(i)}]); else"
-                    load = f"{hold} {load}"
+                if i in self.carried:
+                    place, element = self.carried.index(i), dtypes.get(self.graph.operands[i].dtype).cpp
+                    load = f"if constexpr (HOLDS > {place}) unpack<{element}>(x{i}, held[{place}]); else {load}"
                 lines.append(load)
         return "".join(f"    {line}\n" for line in lines)
 
@@ -302,19 +309,16 @@ class _Writer:
         steps = f"{self._steps(used)}{last}"
         return f"{self._loads(used)}#pragma unroll\n    for (int x = 0; x < WIDTH; ++x) {{\n{steps}    }}\n"
 
-    def _hold(self) -> str:
-        """The functions that load eight elements of operands of 16 bits in advance, and say where those of one lie."""
-        lines = "".join(
-            f"    if (which == {place}) return hold_eight(o.x{i}, min(at.i, at.m - 1) * int(o.x{i}_row), at.j, at.n);\n"
-            for place, i in enumerate(self.early)
+    def _maps(self) -> str:
+        """The functions that say which operand that is carried has which map, and whether it is a row."""
+        rows = [place for place, i in enumerate(self.carried) if self.graph.operands[i].kind == "row"]
+        maps = "".join(f"    if (which == {place}) return &o.map{i};\n" for place, i in enumerate(self.carried))
+        return (
+            "  static __device__ __forceinline__ const void* map(const Operands& o, int which) {\n"
+            f"{maps}    return nullptr;\n  }}\n"
+            "  static constexpr __device__ bool is_row(int which) {\n"
+            f"    return {' || '.join(f'which == {place}' for place in rows) or 'false'};\n  }}"
         )
-        asks = "".join(f"    ptx::prefetch_global_L2(o.x{i} + at.i * o.x{i}_row + at.j);\n" for i in self.early)
-        head = "  static __device__ __forceinline__ Chunk<unsigned, 4> hold(int which, const Operands& o, Spot at) {\n"
-        places = [f"o.x{i} + (min(at.i, at.m - 1) * int(o.x{i}_row) + min(at.j, at.n - 8))" for i in self.early]
-        place = "  static __device__ __forceinline__ const void* place(const Operands& o, Spot at) {\n"
-        head = f"{place}    return {(places or ['nullptr'])[0]};\n  }}\n{head}"
-        ask = f"  static __device__ __forceinline__ void ask(const Operands& o, Spot at) {{\n{asks}  }}"
-        return f"{head}{lines}    return {{}};\n  }}\n{ask}"
 
     def _apply(self) -> str:
         outputs = [output.node for output in self.graph.outputs]
@@ -327,7 +331,7 @@ class _Writer:
         if stores:
             stores = f"    if (at.i < at.m) {{\n{stores}    }}\n"
         return (
-            "  template <class Math, bool HOLDS = false, int WIDTH, class S>\n"
+            "  template <class Math, int HOLDS = 0, int WIDTH, class S>\n"
             "  static __device__ __forceinline__ void apply(S (&sum)[WIDTH], const S (&second)[WIDTH], "
             "const Operands& o, Spot at,\n                                               "
             f"const unsigned* held = nullptr, S* more = nullptr) {{\n{arrays}{self._loop(outputs, last)}{stores}  }}"
@@ -371,9 +375,6 @@ class _Writer:
             "const S* statistics,\n                                                const Operands& o, Spot at) {\n"
             f"{arrays}{self._loop(nodes, last)}{stores}  }}"
         )
-
-
-_HELD = ("f16", "bf16")  # types of matrices that are loaded in advance
 
 
 def _constant(number: float) -> str:

@@ -48,10 +48,7 @@ __device__ __forceinline__ void load_row(S (&to)[WIDTH], const T* row, long long
   }
 }
 
-// Eight adjacent ones of 16 bits, as they are in memory; and two as numbers.
-template <class T> __device__ __forceinline__ Chunk<unsigned, 4> hold_eight(const T* all, unsigned row, int j, int n) {
-  return *reinterpret_cast<const Chunk<unsigned, 4>*>(all + (row + min(j, n - 8)));
-}
+// Two of them, of 16 bits, as numbers.
 template <class T, class S, int WIDTH> __device__ __forceinline__ void unpack(S (&to)[WIDTH], unsigned pair) {
 #pragma unroll
   for (int x = 0; x < WIDTH; ++x) to[x] = widen<S>(T{static_cast<unsigned short>(pair >> 16 * (x % 2))});

@@ -99,78 +99,66 @@ template <class T, class Out> __device__ __forceinline__ Spot spot_of(const TmaP
   return {row + i % 2 * 8, column + i / 2 * 8, p.product.m, p.product.n};
 }
 
-// The pieces of a tile for which registers have room, beside its sums, for what a function reads in advance. That of
-// the others is loaded as pieces are packed.
-template <class P> constexpr int pieces_held() {
-  constexpr int EACH = P::COLUMNS / 4 * Function::HELD, ROOM = P::SUMS < MOST_BESIDE ? MOST_BESIDE - P::SUMS : 0;
-  constexpr int MOST = ROOM / (EACH > 0 ? EACH : 1000);
-  return MOST < P::COUNT ? MOST : P::COUNT;
+// Operands of a function that are CARRIED come by tensor copies to stages of the ring behind those of k: a matrix in
+// boxes of 64 columns by the rows of the tile, a row in boxes of one. None is in two stages.
+template <class Tiles> constexpr __device__ int bytes_of_box(int which) {
+  return Function::is_row(which) ? 1024 : Tiles::BM * 128;
 }
-// Asks L2 for the lines of these operands in a tile, by one warp: while the tile is multiplied, they come from memory.
-// At its end all blocks would want them at once.
-template <int EPILOGUE> constexpr bool ASKS = (EPILOGUE & TRACED) && Function::HELD > 0;
-template <class Tiles, class T, class Out>
-__device__ __forceinline__ void ask_for_operands(const TmaProduct<T, Out>& p, Tile tile) {
-  constexpr int LINES = (Tiles::WIDE + 63) / 64;
-#pragma unroll 1
-  for (int line = threadIdx.x % 32; line < Tiles::BM * LINES; line += 32) {
-    const int row = tile.row + line / LINES, column = tile.col + line % LINES * 64;
-    if (row < p.product.m && column < p.product.n) {
-      Function::ask(operands_of(p), {row, column, p.product.m, p.product.n});
+template <class Tiles> constexpr int BOXES_ACROSS = (Tiles::WIDE + 63) / 64;
+template <class Tiles> constexpr __device__ int place_of_box(int which, int box) {
+  int at = 0;
+  for (int i = 0; i <= which; ++i) {
+    for (int j = 0; j < BOXES_ACROSS<Tiles>; ++j) {
+      if (at % Tiles::STAGE + bytes_of_box<Tiles>(i) > Tiles::STAGE) at += Tiles::STAGE - at % Tiles::STAGE;
+      if (i == which && j == box) return at;
+      at += bytes_of_box<Tiles>(i);
     }
   }
+  return at;
 }
+template <class Tiles> constexpr __device__ int stages_of_operands(int count) {
+  return count == 0 ? 0 : place_of_box<Tiles>(count - 1, BOXES_ACROSS<Tiles> - 1) / Tiles::STAGE + 1;
+}
+// As many as the ring has room for at a time; threads load the others.
+template <class Tiles> constexpr __device__ int operands_carried() {
+  int count = Tiles::SWAPPED || Tiles::APART || Tiles::OWN % 16 ? 0 : int(Function::CARRIED);
+  while (stages_of_operands<Tiles>(count) > Tiles::STAGES) --count;
+  return count;
+}
+template <int EPILOGUE, class Tiles> constexpr int CARRIED = EPILOGUE & TRACED ? operands_carried<Tiles>() : 0;
 
-
-// Loads them for a piece: of 32 columns of a row, each of four lanes has 16 bytes. A load of the pairs that a lane
-// needs would take a cycle for each of its 8 rows, as this one of four times as many bytes does.
-template <int COUNT, int PAIRS, class T, class Out>
-__device__ __forceinline__ void hold_operands(unsigned (&held)[COUNT][PAIRS], const TmaProduct<T, Out>& p, Where at) {
-  const int row = at.row + threadIdx.x % 32 / 4, column = at.column + threadIdx.x % 4 * 8;
-#pragma unroll
-  for (int j = 0; j < COUNT; ++j) {
-#pragma unroll
-    for (int i = 0; i < PAIRS / 4; ++i) {  // 32 columns of the one or the other row
-      const Spot spot = {row + i % 2 * 8, column + i / 2 * 32, p.product.m, p.product.n};
-      const auto eight = Function::hold(j, operands_of(p), spot);
-#pragma unroll
-      for (int word = 0; word < 4; ++word) held[j][i / 2 * 8 + word * 2 + i % 2] = eight.of[word];
+// The last piece whose operands are in a stage.
+template <class P, class Tiles> constexpr __device__ int last_piece(int stage, int count) {
+  int last = 0;
+  for (int i = 0; i < P::COUNT * count; ++i) {
+    const int first = P::column(i / count) / 64, end = (P::column(i / count) + P::COLUMNS - 1) / 64;
+    for (int box = first; box <= end; ++box) {
+      if (place_of_box<Tiles>(i % count, box) / Tiles::STAGE == stage) last = i / count;
     }
   }
+  return last;
 }
 
-// Or a piece comes to a buffer of the warp, eight lanes a row, as `Staging` has the pieces of C there.
-template <class P, class T, class Out>
-__device__ __forceinline__ void bring_piece(unsigned buffer, const TmaProduct<T, Out>& p, Where at) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int row = threadIdx.x % 32 / 8 + i * 4, chunk = threadIdx.x % 8;
-    const Spot spot = {at.row + row, at.column + chunk * 8, p.product.m, p.product.n};
-    ptx::cp_async<16>(buffer + row * P::ROW + ((chunk ^ row % 8) << 4), Function::place(operands_of(p), spot), true);
-  }
-  ptx::cp_async_commit_group();
-}
-
-// Exchanges them among the four lanes, so that each has its pairs: those of 8 columns that one lane has are of all
-// four.
-template <int COUNT, int PAIRS> __device__ __forceinline__ void exchange_held(unsigned (&held)[COUNT][PAIRS]) {
-  const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
+// Those of a piece, as `pack` has its sums: pairs of 8 columns, of the one row and the other. `stages` of the ring have
+// them, and `row` is that of the warp in the tile.
+template <class P, class Tiles, int COUNT, int PAIRS>
+__device__ __forceinline__ void load_carried(unsigned (&held)[COUNT][PAIRS], unsigned ring, const int* stages,
+                                             int row, int piece) {
+  const int lane = threadIdx.x % 32, own = Tiles::BM == 8 ? lane % 8 : row + P::row(piece) + lane % 16;
+  const unsigned of_matrix = own * 128 + ((lane / 16 ^ own % 8) << 4), of_row = lane / 8 % 2 << 4;
 #pragma unroll
   for (int j = 0; j < COUNT; ++j) {
 #pragma unroll
     for (int i = 0; i < PAIRS / 4; ++i) {
-      unsigned* words = held[j] + i / 2 * 8 + i % 2;  // every second one
-#pragma unroll
-      for (int pair = 0; pair < 4; pair += 2) {
-        unsigned &even_word = words[pair * 2], &odd_word = words[pair * 2 + 2];
-        const unsigned other = __shfl_xor_sync(~0u, odd ? even_word : odd_word, 1);
-        if (odd) even_word = other; else odd_word = other;
-      }
-#pragma unroll
-      for (int pair = 0; pair < 2; ++pair) {
-        unsigned &low_word = words[pair * 2], &high_word = words[pair * 2 + 4];
-        const unsigned other = __shfl_xor_sync(~0u, upper ? low_word : high_word, 2);
-        if (upper) low_word = other; else high_word = other;
+      const int column = P::column(piece) + 16 * i, place = place_of_box<Tiles>(j, column / 64);
+      const unsigned from = ring + stages[place / Tiles::STAGE] * Tiles::STAGE + place % Tiles::STAGE;
+      unsigned(&four)[4] = reinterpret_cast<unsigned(&)[4]>(held[j][4 * i]);
+      if (Function::is_row(j)) {
+        ptx::ldmatrix_x2(four[0], four[2], from + (of_row ^ column % 64 * 2));
+        four[1] = four[0];
+        four[3] = four[2];
+      } else {
+        ptx::ldmatrix_x4(four, from + (of_matrix ^ column % 64 * 2));
       }
     }
   }
@@ -178,18 +166,18 @@ template <int COUNT, int PAIRS> __device__ __forceinline__ void exchange_held(un
 
 // The function of a piece's sums, of which `second` are those with the second B, and of operands that are `held`.
 // `second` then has the output that goes to memory as the first one does, if there is one.
-template <bool HOLDS, int COUNT, class T, class Out>
+template <int HOLDS, int COUNT, class T, class Out>
 __device__ __forceinline__ void apply_function(float (&v)[COUNT], float (&second)[COUNT],
                                                const TmaProduct<T, Out>& p, Where at,
                                                const unsigned (*held)[COUNT / 2]) {
   using Math = typename Select<Function::SHORT, Approximate<Out>, Precise>::type;
-  constexpr int OPERANDS = HOLDS ? Function::HELD : 1;
+  constexpr int OPERANDS = HOLDS > 0 ? HOLDS : 1;
 #pragma unroll
   for (int i = 0; i < COUNT; i += 2) {
     float pair[2] = {v[i], v[i + 1]}, other[2] = {second[i], second[i + 1]};
     unsigned own[OPERANDS];
 #pragma unroll
-    for (int j = 0; j < OPERANDS; ++j) own[j] = HOLDS ? held[j][i / 2] : 0;
+    for (int j = 0; j < OPERANDS; ++j) own[j] = HOLDS > 0 ? held[j][i / 2] : 0;
     float more[2];
     Function::apply<Math, HOLDS>(pair, other, operands_of(p), spot_of(p, at, i / 2), own, more);
     v[i] = pair[0];
@@ -384,7 +372,7 @@ __device__ __forceinline__ void finish_piece(float (&v)[COUNT], const TmaProduct
 // A piece of a warp's sums as it goes to C. The steps of EPILOGUE come before; integers that stay such are exact.
 // `near` is a thread's part of the bias of the piece's columns, every NEARth LOAD from there on, unless that is 0; or
 // of their factors, beside which `of_rows` are those of its rows. `held` are operands of a function.
-template <int EPILOGUE, class P, int NEAR = 0, int LOAD = 4, bool HOLDS = false, class Tiles, class T, class Out>
+template <int EPILOGUE, class P, int NEAR = 0, int LOAD = 4, int HOLDS = 0, class Tiles, class T, class Out>
 __device__ __forceinline__ void pack(typename P::Part (&part)[P::EACH], const Warpgroup<Tiles>& from, int piece,
                                      const TmaProduct<T, Out>& p, Where at, const Chunk<float, LOAD>* near = nullptr,
                                      const float* of_rows = nullptr,
@@ -494,19 +482,6 @@ template <class P> struct Staging {
         ptx::st_shared_v2(to, odd ? part[odd_at] : part[even_at], odd ? part[odd_at + 1] : part[even_at + 1]);
       }
     }
-  }
-
-  // A piece that was brought, as `stage` has it; PENDING pieces may still be under way.
-  template <int PENDING> __device__ __forceinline__ void unstage(unsigned (&part)[P::EACH], unsigned from) const {
-    const int lane = threadIdx.x % 32;
-    const unsigned first = lane % 16 * P::ROW + ((lane / 16 ^ key(lane % 16)) << 4);
-    ptx::cp_async_wait_group<PENDING>();
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < P::EACH / 4; ++i) {
-      ptx::ldmatrix_x4(reinterpret_cast<unsigned(&)[4]>(part[4 * i]), from + (first ^ 32 * i));
-    }
-    __syncwarp();
   }
 
   // Element by element, a column for each lane, for a C that no map describes, and rows in front of another group's.

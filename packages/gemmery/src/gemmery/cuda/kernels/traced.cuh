@@ -6,11 +6,10 @@
 struct Operands {};
 
 struct Function {
-  enum { SUMS = 1, STATISTICS = 0, HELD = 0, STAGED = 0, SHORT = 0 };
-  static __device__ __forceinline__ Chunk<unsigned, 4> hold(int, const Operands&, Spot) { return {}; }
-  static __device__ __forceinline__ const void* place(const Operands&, Spot) { return nullptr; }
-  static __device__ __forceinline__ void ask(const Operands&, Spot) {}
-  template <class Math, bool HOLDS = false, int WIDTH, class S>
+  enum { SUMS = 1, STATISTICS = 0, CARRIED = 0, STAGED = 0, SHORT = 0 };
+  static __device__ __forceinline__ const void* map(const Operands&, int) { return nullptr; }
+  static constexpr __device__ bool is_row(int) { return false; }
+  template <class Math, int HOLDS = 0, int WIDTH, class S>
   static __device__ __forceinline__ void apply(S (&)[WIDTH], const S (&)[WIDTH], const Operands&, Spot,
                                                const unsigned* = nullptr, S* = nullptr) {}
 };

@@ -52,37 +52,18 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
     }
   };
   float of_rows[FACTORED ? Tiles::BLOCKS : 1][2];
-  // Operands of a function that come while the last products run: pairs of 16-bit elements of a thread's sums.
-  constexpr int HELD = EPILOGUE & TRACED ? pieces_held<P>() : 0;
-  constexpr bool HOLDS = HELD > 0;
-  constexpr int PLACES = HELD < P::COUNT ? HELD + 1 : HELD;  // one more when sums are finished
-  unsigned held[HOLDS ? PLACES : 1][HOLDS ? Function::HELD : 1][P::COLUMNS / 4];
-  auto hold_piece = [&](int piece, Where at) {
-    if constexpr (HOLDS) {
-      hold_operands(held[piece % PLACES], p, {at.batch, at.row + P::row(piece), at.column + P::column(piece)});
+  // Operands of a function that the ring has brought, and their stages.
+  constexpr int HELD = CARRIED<EPILOGUE, Tiles>, OPERAND_STAGES = stages_of_operands<Tiles>(HELD);
+  int stage_of[HELD > 0 ? OPERAND_STAGES : 1];
+  auto wait_for_operands = [&] {
+#pragma unroll
+    for (int i = 0; i < OPERAND_STAGES; ++i) {
+      stage_of[i] = consumer.now.stage;
+      ptx::mbarrier_try_wait_parity(consumer.full + 8 * consumer.now.stage, consumer.now.parity);
+      consumer.now.next();
     }
   };
   constexpr bool STAGED = (EPILOGUE & TRACED) && Function::STAGED;
-  // Of four pieces, registers hold the third in advance, and the buffers for C, which are free then, the others: the
-  // last one follows the first.
-  constexpr bool BROUGHT = HOLDS && Function::HELD == 1 && P::COUNT == 4 && P::LEAVING == 0 && P::ROW == 128 &&
-                           P::BUFFERS == 2 && !P::SWAPPED && !STAGED;
-  auto bring_to = [&](int piece, Where at) {
-    const unsigned to = piece == 1 ? staging.other - staging.buffer : staging.buffer;
-    bring_piece<P>(to, p, {at.batch, at.row + P::row(piece), at.column + P::column(piece)});
-  };
-  auto hold = [&](Where at) {
-    if constexpr (BROUGHT) {
-      if (threadIdx.x % 32 == 0) ptx::cp_async_bulk_wait_group_read<0>();
-      __syncwarp();
-      bring_to(0, at);
-      bring_to(1, at);
-      hold_operands(held[0], p, {at.batch, at.row + P::row(2), at.column + P::column(2)});
-      return;
-    }
-#pragma unroll
-    for (int piece = 0; piece < HELD; ++piece) hold_piece(piece, at);
-  };
   auto store = [&](const typename P::Part(&part)[P::EACH], int piece, Where at) {
     staging.template store<Tiles>(part, piece, p, at, shared, pipe.ring);
   };
@@ -92,18 +73,17 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
     if (P::SWAPPED && of_piece.column < at.own) of_piece.column = p.product.n;  // another tile's: C is not read
     if constexpr (LOADED) {
       pack<EPILOGUE, P, 1>(part, consumer, piece, p, of_piece, loaded + P::column(piece) / 16);
-    } else if constexpr (HOLDS) {
-      auto& ready = held[BROUGHT ? piece != 2 : piece % PLACES];
-      if constexpr (BROUGHT) {
-        if (piece == 0) staging.template unstage<1>(ready[0], staging.buffer);
-        if (piece == 0) bring_to(3, at);
-        if (piece == 1) staging.template unstage<1>(ready[0], staging.other - staging.buffer);
-        if (piece == 3) staging.template unstage<0>(ready[0], staging.buffer);
-      } else if (piece + HELD < P::COUNT) {
-        hold_piece(piece + HELD, at);
+    } else if constexpr (HELD > 0) {
+      unsigned held[HELD][P::COLUMNS / 4];
+      __syncwarp();  // else ptxas loads a row for several pieces at a time, and spills
+      load_carried<P, Tiles>(held, pipe.ring, stage_of, Tiles::row_of(warp / 4) + warp % 4 * 16, piece);
+      pack<EPILOGUE, P, 0, LOAD, HELD>(part, consumer, piece, p, of_piece, bias, of_rows[0], held, more);
+#pragma unroll
+      for (int i = 0; i < OPERAND_STAGES; ++i) {
+        if (last_piece<P, Tiles>(i, HELD) != piece) continue;
+        ptx::bar_sync(2 + warp / 4, 128);  // one thread hands a stage back: all have read it
+        consumer.release(stage_of[i]);
       }
-      if (!BROUGHT || piece == 2) exchange_held(ready);
-      pack<EPILOGUE, P, 0, LOAD, true>(part, consumer, piece, p, of_piece, bias, of_rows[0], ready, more);
     } else {
       const float* factors = of_rows[FACTORED ? piece / P::ACROSS : 0];
       pack<EPILOGUE, P, NEAR ? 4 : 0>(part, consumer, piece, p, of_piece, bias + P::column(piece) / LOAD, factors,
@@ -136,11 +116,6 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
     }
     Where at = {};
     if (AHEAD) at = place();
-    // Not only to arrive: two tiles ahead of the warp that asks, the barrier would end without it, and it would wait
-    // on.
-    if constexpr (ASKS<EPILOGUE>) {
-      if (warp / 4 == 0) ptx::bar_sync(4, 128 + 32);
-    }
     bool passes = order.passes(warp / 4);
     if (AHEAD) order.next();
     if (passes) {
@@ -171,14 +146,12 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
       }
       // After the steps that store pieces: in the last of them, n = 8192 took longer.
       if (NEAR && steps - brief == P::STEPS) bring();
-      if (HOLDS && steps - brief == P::STEPS) hold(AHEAD ? at : place());
       auto multiply_rest = [&](auto columns) {
         constexpr int COLUMNS = decltype(columns)::value;
 #pragma unroll 1
         for (int step = P::STEPS; step < steps - brief; ++step) {
           consumer.template multiply_stage<Tiles::PRODUCTS, COLUMNS, LATE>(false);
           if (NEAR && step == P::STEPS) bring();
-          if (HOLDS && step == steps - brief - 1) hold(AHEAD ? at : place());
           consumer.next_stage();
         }
         if (brief) {
@@ -211,6 +184,7 @@ __device__ __forceinline__ void consume(const TmaProduct<T, Out>& p, const Pipe&
     if constexpr (FACTORED && AHEAD) load_row_factors<P::GROUPED>(of_rows, p, at);
     load_bias(true);
     if (!FORKS) consumer.finish();
+    wait_for_operands();
     if (!AHEAD) {
       order.find();
       at = place();
@@ -286,6 +260,37 @@ template <class Tiles, class P> __device__ __forceinline__ void ask_ahead(const 
   }
 }
 
+// Brings a tile's operands of a function behind its k.
+template <int COUNT, class Tiles, class P>
+__device__ __forceinline__ void bring_operands(Producer<Tiles>& producer, const P& p, Tile tile) {
+  constexpr int BOXES = COUNT * BOXES_ACROSS<Tiles>;
+  auto is_in = [](int box, int stage) {
+    return place_of_box<Tiles>(box / BOXES_ACROSS<Tiles>, box % BOXES_ACROSS<Tiles>) / Tiles::STAGE == stage;
+  };
+  const int rows = min(Tiles::BM, p.product.m);
+#pragma unroll
+  for (int stage = 0; stage < stages_of_operands<Tiles>(COUNT); ++stage) {
+    const unsigned to = producer.ring + producer.now.stage * Tiles::STAGE;
+    const unsigned barrier = producer.full + 8 * producer.now.stage;
+    int bytes = 0;
+#pragma unroll
+    for (int i = 0; i < BOXES; ++i) {
+      if (is_in(i, stage)) bytes += 128 * (Function::is_row(i / BOXES_ACROSS<Tiles>) ? 1 : rows);
+    }
+    ptx::mbarrier_try_wait_parity(producer.empty + 8 * producer.now.stage, producer.now.parity ^ 1);
+    ptx::mbarrier_arrive_expect_tx(barrier, bytes);
+#pragma unroll
+    for (int i = 0; i < BOXES; ++i) {
+      const int which = i / BOXES_ACROSS<Tiles>, box = i % BOXES_ACROSS<Tiles>;
+      if (!is_in(i, stage)) continue;
+      ptx::cp_async_bulk_tensor_load(to + place_of_box<Tiles>(which, box) % Tiles::STAGE,
+                                     Function::map(operands_of(p), which), tile.col + box * 64,
+                                     Function::is_row(which) ? 0 : tile.row, 0, barrier);
+    }
+    producer.now.next();
+  }
+}
+
 // A block's part of a product.
 template <int EPILOGUE, class Tiles, class T, class Out>
 __device__ __forceinline__ void product(const TmaProduct<T, Out>& p, char* shared) {
@@ -305,11 +310,7 @@ __device__ __forceinline__ void product(const TmaProduct<T, Out>& p, char* share
       for (; order.more(); order.next()) {
         if constexpr (Tiles::APART) k = steps_of<Tiles>(depth_of<Tiles>(p, order.tile), P::STEPS);
         producer.bring_tile(p, order.tile, k.first, k.steps);
-      }
-    } else if (ASKS<EPILOGUE> && threadIdx.x / 32 == 1) {
-      for (; order.more(); order.next()) {
-        ptx::bar_sync(4, 128 + 32);  // the first consumers begin with this tile
-        ask_for_operands<Tiles>(p, order.tile);
+        if constexpr (CARRIED<EPILOGUE, Tiles> > 0) bring_operands<CARRIED<EPILOGUE, Tiles>>(producer, p, order.tile);
       }
     }
   } else {

@@ -56,8 +56,8 @@ class Residuals(NamedTuple):
     """What measured times are to the model's, as logarithms: sums of these for a product and a tile (`cost.residual`).
 
     Fitted by least squares to tiles of 1,490 products on an H200 (benchmarks/tuning/survey-nvidia-h200.jsonl, runs 4,
-    5, 10 to 12, 14, 15): k adjacent in A and B, of 16 bits; taken where rows straddle lines. On run 16, of 200 other
-    products, 97 % of the choices reach 0.95 of PyTorch. Tiles that are named here may be chosen for such products.
+    5, 10 to 12, 14, 15): k adjacent in A and B, of 16 bits; taken where rows straddle lines. On run 17, of 200 other
+    products, 95.5 % of the choices reach 0.95 of PyTorch. Tiles that are named here may be chosen for such products.
     """
 
     classes: tuple[tuple[float, ...], ...]  # for each kind of tile, of each feature of a product

@@ -94,7 +94,11 @@ def quickest_shared(
     tiles: tuple[Tiling, ...], splits: tuple[int, ...], problem: Problem, device: Device
 ) -> tuple[Tiling, int]:
     """Return the tile and the parts of k with which float32 on CUDA cores takes least time."""
-    return min(product(tiles, splits), key=lambda choice: shared_cycles(problem, *choice, device))
+
+    def cycles(choice: tuple[Tiling, int]) -> float:
+        return shared_cycles(problem, *choice, device)
+
+    return min(product(tiles, splits), key=cycles)
 
 
 def shared_cycles(problem: Problem, tile: Tiling, splits: int, device: Device) -> float:

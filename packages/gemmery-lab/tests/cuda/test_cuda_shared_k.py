@@ -7,6 +7,7 @@ import pytest
 
 from checked_products import ROWS, matrices, run
 from gemmery import dispatch
+from gemmery.api import prepared
 from gemmery.errors import RefusedError
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
@@ -92,6 +93,20 @@ def test_few_tiles_share_k_and_many_do_not():
     assert chosen(64, 2048, 2048, invariant=True) == 1
     assert PIPELINED.resolve(Problem(64, 2048, 2048, "f64", "f64", device="a100"), PIPELINED.default)["splits"] == 1
     assert PIPELINED.resolve(Problem(64, 2048, 2048, "f32", "f32", device="a100"), PIPELINED.default)["splits"] > 1
+
+
+@pytest.mark.parametrize("options", [{}, {"b_layout": "col"}, {"epilogue": "gelu"}])
+def test_no_general_kernel_serves_a_product_that_shares_k(options):
+    """It adds whole k: the bits of a shape would change when its own kernel is there."""
+    draw, shared = np.random.default_rng(5), 0
+    for m, n, k in (2 ** draw.uniform(1, 12, (60, 3))).astype(int).tolist():
+        problem = Problem(m, n, k, "f32", "f32", device="h200", **options)
+        candidate = dispatch.choice(problem)
+        shares = candidate.rung.geometry(problem, candidate.config).launches[-1].cluster > 1
+        assert prepared._at_once(prepared._ALONE, problem) == shares
+        assert not (shares and prepared.leaves_to_general("f32", "h200", m, n, k))
+        shared += shares
+    assert 10 <= shared <= 50
 
 
 @pytest.mark.parametrize(

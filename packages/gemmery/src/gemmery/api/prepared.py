@@ -18,7 +18,7 @@ from gemmery.api.device_call import DeviceCall, described, table
 from gemmery.arrange import Arrangement, Ints, result_shape
 from gemmery.arrays import View
 from gemmery.cuda import driver, tensormaps
-from gemmery.cuda.choose import may_split
+from gemmery.cuda.choose import may_share, may_split
 from gemmery.cuda.choose.cost import quickest
 from gemmery.cuda.choose.data import MMA_GENERAL, SIMT_GENERAL, Tiling
 from gemmery.cuda.geometry import Geometry, GeometryOf, tiles, whole_pieces
@@ -153,8 +153,8 @@ def _at_once(form: Arrangement, problem: Problem) -> bool:
     candidate = dispatch.choice(problem)
     assert candidate.rung.geometry is not None
     launches = candidate.rung.geometry(problem.by_rows(), candidate.config).launches
-    if not launches[-1].maps:  # CUDA cores add products of halves in another order than the general kernel
-        return problem.dtype in TENSOR_COPIED and "tm" in candidate.config  # rows of C of a thread, not of a warp
+    if not launches[-1].maps:  # CUDA cores add products of halves, and parts of k in a cluster, in another order
+        return (problem.dtype in TENSOR_COPIED or launches[-1].cluster > 1) and "tm" in candidate.config
     if not (alike and ADDS_ALIKE) or candidate.config.get("splits", 1) > 1:
         return True
     return all(driver.is_loaded(each.source, each.kernel, problem.device) for each in launches)
@@ -164,7 +164,7 @@ def leaves_to_general(dtype: str, device: str, m: int, n: int, k: int, batch: in
     """Return True for plain products that a general kernel runs at first, whatever other kernels are loaded."""
     work = 2 * m * n * k * batch
     if dtype not in TENSOR_COPIED or not copies_tensors(device):
-        return work < LARGE
+        return work < LARGE and not (dtype == "f32" and may_share(m, n, batch, driver.find(device)))
     return ADDS_ALIKE and work < MEDIUM and not may_split(m, n, k, batch, driver.find(device))
 
 

@@ -21,6 +21,7 @@ from gemmery.cuda.choose.data import (
     BATCHED_TALL,
     BATCHED_TILES,
     FEW,
+    FEW_TILES,
     INSTANCES,
     MANY,
     MANY_FACTORED,
@@ -111,6 +112,11 @@ def may_split(m: int, n: int, k: int, batch: int, device: Device) -> bool:
     """Return False for products whose k the model does not split: those of many tiles or of few steps."""
     limits = card(device)
     return k >= limits.split_depth and -(-m // 128) * -(-n // 64) * batch <= limits.split_tiles * device.sms
+
+
+def may_share(m: int, n: int, batch: int, device: Device) -> bool:
+    """Return False for products of float32 whose k the blocks of a cluster on CUDA cores never share."""
+    return device.capability >= 90 and min(m, n) > 1 and m * n * batch <= FEW_TILES * device.sms
 
 
 def measured(problem: Problem, device: Device, split: bool = True, swapped: bool = True) -> tuple[Instance, int] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+import weakref
 
 import ml_dtypes
 import numpy as np
@@ -13,6 +14,8 @@ import pytest
 import gemmery as gm
 from gemmery import dtypes, verify
 from gemmery.api import explanation, promote
+from gemmery.api.options import filling
+from gemmery.arrays import view
 from operands import numpy_dtype, random
 
 NAMES = list(dtypes.NAMES)
@@ -608,3 +611,26 @@ def test_without_docstrings_the_entry_has_none():
     shown = "import numpy as np, gemmery as gm; gm.matmul(np.eye(2), np.eye(2)); print(repr(gm.matmul.__doc__))"
     output = subprocess.run([sys.executable, "-OO", "-c", shown], check=True, capture_output=True, text=True).stdout
     assert output.strip() in ("''", "None")
+
+
+def test_an_operand_that_is_copied_lives_while_it_fills_an_out_with_more_batches():
+    a, b = np.ones((16, 62), np.float16), np.ones((62, 55)).tolist()
+    np.testing.assert_array_equal(gm.matmul(a, b, np.zeros((2, 16, 55))), np.full((2, 16, 55), 62.0))
+    copied = view(b)
+    memory = weakref.ref(copied.owner)
+    _, wide = filling(view(a), copied, (2, 16, 55))
+    del copied
+    assert memory() is not None
+    assert wide.shape == (2, 62, 55)
+
+
+def test_an_operand_that_is_resized_before_it_fills_an_out():
+    b = np.ones((62, 55))
+
+    class Resizes:
+        def __index__(self):
+            b.resize((1, 1), refcheck=False)
+            return 1
+
+    with pytest.raises(gm.LayoutError, match="b was resized"):
+        gm.matmul(np.ones((16, 62)), b, np.zeros((2, 16, 55)), threads=Resizes())

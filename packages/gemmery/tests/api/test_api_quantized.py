@@ -275,6 +275,20 @@ def test_products_that_are_refused_in_words():
             call()
 
 
+@pytest.mark.parametrize("name", ["a", "bias", "out"])
+def test_an_array_that_is_resized_while_an_option_is_read(name):
+    w = gm.quantize(np.ones((64, 64), np.float32), "int8")
+    arrays = {"a": np.ones((2, 64), np.float32), "bias": np.ones(64, np.float32), "out": np.ones((2, 64), np.float32)}
+
+    class Resizes:
+        def __index__(self):
+            arrays[name].resize((3,) * arrays[name].ndim, refcheck=False)
+            return 1
+
+    with pytest.raises((LayoutError, ShapeError), match=rf"{name} was resized|{name} has shape"):
+        gm.matmul(arrays["a"], w, arrays["out"], bias=arrays["bias"], threads=Resizes())
+
+
 def test_experts_are_groups_of_rows():
     w = np.stack([weight(64, 12) for _ in range(4)])
     x, ends = RNG.standard_normal((9, 64)).astype(np.float32), [2, 2, 8, 9]

@@ -163,3 +163,15 @@ def test_an_operand_that_is_resized_while_the_other_is_read():
 
     with pytest.raises(gm.LayoutError, match="a was resized"):
         gm.matmul(a, Resizes(), semiring="log_sum_exp")
+
+
+def test_an_out_that_is_resized_while_an_option_is_read():
+    a, out = np.ones((64, 64), np.float32), np.ones((64, 64), np.float32)
+
+    class Resizes:
+        def __index__(self):
+            out.resize((1, 1), refcheck=False)
+            return 1
+
+    with pytest.raises(gm.LayoutError, match="out was resized"):
+        gm.matmul(a, a, out, semiring="log_sum_exp", threads=Resizes())

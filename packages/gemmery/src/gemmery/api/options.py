@@ -117,9 +117,8 @@ def filling(x: View, y: View, out: tuple[int, ...]) -> tuple[View, View]:
     if shape == out or missing < 0 or len(out) < len(shape) or any(n != 1 for n in narrow):
         return x, y  # nothing to fill, or `compute` says what is wrong
     steps = (*(0,) * missing, *(0 if n == 1 else step for n, step in zip(have, own.strides, strict=False)))
-    # No owner: this is not the memory that the caller's array describes.
     shape, steps = (*batch, *own.shape[-core:]), (*steps, *own.strides[-core:])
-    wide = own._replace(shape=shape, strides=steps, owner=None)
+    wide = own._replace(shape=shape, strides=steps, owner=own)
     return (x, wide) if own is y else (wide, y)
 
 

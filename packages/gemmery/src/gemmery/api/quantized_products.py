@@ -127,8 +127,9 @@ def _on_cpu(x: Any, v: View, matrix: QuantizedMatrix, out: Any, options: Options
     count, panels = math.prod(shape[:-1]), panels_for(matrix, result)
     if panels is None or 0 in (*shape, k) or not (count <= _FEW or options.batch_invariant):
         return multiply(x, _expanded(matrix, v.dtype), out, **options.passed())
-    call = with_accumulators(checked_call("matmul", v, View(0, (k, n), (0, 0), v.dtype), out, options))
-    arrays.unchanged(a=v)
+    call = checked_call("matmul", v, View(0, (k, n), (0, 0), v.dtype), out, options)
+    arrays.unchanged(a=v, bias=call.bias, out=None if out is None else call.c)
+    call = with_accumulators(call)
     z = v if v.dtype == result else arrays.converted(v, result)
     flat = view((x if arrays.allocates(x) and z is v else arrays.as_numpy(z)).reshape(1, count, k))
     like, size = arrays.kind(x, matrix.packed), dtypes.get(result).size

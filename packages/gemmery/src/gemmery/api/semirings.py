@@ -41,7 +41,7 @@ def product(call: CheckedCall, out: Any) -> Any:
     a, b = call.operands
     if isinstance(call.b, PackedView):
         b.check(call.common, call.result, call.options.semiring)
-    arrays.unchanged(a=call.a, b=call.b)
+    arrays.unchanged(a=call.a, b=call.b, out=None if out is None else call.c)
     p, q = (arrays.as_numpy(z if z.dtype == "f64" else arrays.converted(z, "f64")) for z in (call.a, call.b))
     value = log_sum_exp(p, q, call.options.threads)
     like = arrays.kind(a, b) if out is None else value

@@ -56,7 +56,8 @@ def unchanged(**views: View | None) -> None:
 
     Reading an argument may run its own code (`__array__`, `__float__`), which may resize another argument.
     """
-    for name, x in views.items():
+    for name, z in views.items():
+        x = z.owner if z is not None and isinstance(z.owner, View) else z  # that of an operand which is repeated
         owner: Any = None if x is None else x.owner
         if type(owner) is np.ndarray:
             now: tuple[Any, ...] = address(owner), owner.shape, owner.strides

@@ -27,7 +27,7 @@ class View(NamedTuple):
     device: str = "cpu"  # or "cuda:0"; "cuda" when the array does not name the device
     stream: int = 0  # handle of the CUDA stream that may use the memory without waiting
     writable: bool = True
-    owner: object = None  # keeps the memory alive: the array, or Lent
+    owner: object = None  # keeps the memory alive: the array, Lent, or the View that this one repeats
 
     @property
     def array(self) -> Any:

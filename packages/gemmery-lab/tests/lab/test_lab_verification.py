@@ -53,7 +53,7 @@ def on_a_gpu(monkeypatch):
 
 
 def test_products_of_all_kinds_pass_on_the_cpu():
-    run = lab.verify(100, seed=3)
+    run = lab.verify(100, seed=7)
     assert run.ok, run.wrong
     assert set(run.types) == set(TYPES["cpu"])
     assert 0 < run.worst <= 1
@@ -198,7 +198,7 @@ def test_nothing_follows_an_error_of_the_device(monkeypatch):
 
 def test_what_cannot_be_verified_is_refused():
     with pytest.raises(
-        ArgumentError, match=r"dtype 'e4m3' is not supported.*Supported: f16, bf16, f32, int8, int16.*min_plus"
+        ArgumentError, match=r"dtype 'e4m3' is not supported.*Supported: f16, bf16, f32, f64, int8, int16.*min_plus"
     ):
         lab.verify(1, dtypes=["e4m3"])
     with pytest.raises(ArgumentError, match="products 0"):

@@ -22,6 +22,6 @@ print("int8 wraps:         ", np.array_equal(gm.matmul(x, y), right.astype(np.in
 print("int8 -> int32 exact:", np.array_equal(gm.matmul(x, y, dtype="int32"), right))
 
 try:
-    gm.matmul(x, y, dtype="float32")
+    gm.matmul(a, a, dtype="int32")
 except gm.DTypeError as error:
     print("an error:           ", error)

@@ -32,4 +32,4 @@ print("int8 rows:  ", codes.dtype, factors.shape, f"off by {abs(codes * factors 
 try:
     gm.matmul(x, w, epilogue=lambda c: c if c > 0 else -c)
 except gm.ArgumentError as error:
-    print("refused:    ", str(error).partition("cannot ")[2][:60] + " ...")
+    print("refused:     it cannot", str(error).partition("cannot ")[2].partition(" (")[0])

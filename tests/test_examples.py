@@ -24,7 +24,7 @@ NEEDS = {
 }
 SAYS = {
     "01_matmul": "same bits:    True",
-    "02_half_and_int8": "int8 -> int32 exact: True",
+    "02_half_and_int8": "an error:            dtype='int32' cannot represent",
     "03_batched_and_epilogue": "layer:     True",
     "04_torch_and_dlpack": "bf16 -> f32: torch.float32 True",
     "05_explain": "rung       gemv",

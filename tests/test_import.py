@@ -195,3 +195,17 @@ def test_an_unknown_name_is_an_attribute_error():
         assert "matmull" in str(error)  # noqa: PT017
     else:
         raise AssertionError
+
+
+@pytest.mark.process
+def test_without_the_parser_of_cuda_a_kernel_is_refused_with_what_to_install():
+    loaded = modules_after(
+        "sys.modules['tree_sitter_cuda'] = None\n"
+        "import gemmery\n"
+        "try:\n"
+        "    gemmery.emulate('__global__ void f() {}', 'f', 1, 1, [])\n"
+        "except gemmery.errors.InstallError as error:\n"
+        "    print(str(error).replace(' ', '_'))"
+    )
+    said = "emulating CUDA C++ needs tree_sitter_cuda: run pip install '.[lab]' in a checkout of gemmery"
+    assert said.replace(" ", "_") in loaded

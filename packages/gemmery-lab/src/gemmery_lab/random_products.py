@@ -17,7 +17,7 @@ from gemmery_lab.measure.work import numpy_dtype
 OTHERS = ("int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool", "complex64", "complex128")
 RINGS = tuple(name for name in SEMIRINGS if name != "or_and")
 TYPES = {
-    "cpu": ("f16", "bf16", "f32", "int8", *OTHERS, *RINGS),
+    "cpu": ("f16", "bf16", "f32", "f64", "int8", *OTHERS, *RINGS),
     "cuda": ("f16", "bf16", "tf32", *FLOAT8, "int8", *OTHERS, *RINGS),
 }
 PARTS = ("f32_tensor", "f32_strict", "f32_plus")  # float32 with one of these precisions, in batches
@@ -116,7 +116,7 @@ def drawn(seed: int, types: Sequence[str], kind: str) -> RandomProduct:
     batch = int(draw.integers(2, 6)) if draw.random() < 0.25 and function != "grouped_matmul" else 1
     large = np.random.default_rng([seed, 2]).random() < _LARGE  # their tiles differ from those of small ones
     m, n, k = _sides(draw, batch, bool(large))
-    unscaled = kind == "cpu" or function == "gemm" or dtype == "tf32"
+    unscaled = kind == "cpu" or function == "gemm" or dtype in ("tf32", "f32")
     in_blocks = batch == 1 and dtype in FLOAT8 and function == "matmul"
     kinds = ["", "numbers", *["outer"] * (batch == 1), *["blocks"] * in_blocks]
     scales = "" if unscaled else str(draw.choice(kinds))
@@ -223,7 +223,7 @@ def values(product: RandomProduct, shape: tuple[int, ...], dtype: str, draw: np.
     if product.whole:
         most = 8 if product.dtype not in FLOAT8 else 2 if product.k <= _EXACT_K else 1
         return draw.integers(-most, most + 1, shape).astype(np.float32).astype(kind)
-    return draw.standard_normal(shape, np.float32).astype(kind)
+    return draw.standard_normal(shape, np.float64 if kind == np.float64 else np.float32).astype(kind)
 
 
 @dataclass(frozen=True)

@@ -86,9 +86,9 @@ def verify(
     """Compute `products` random products and compare each with the reference, in NumPy and higher precision.
 
     Product number i has the seed `seed + i`, which determines its shape, layouts, alignment, element type (one of
-    `dtypes`, by default all that the device multiplies in half precision, 8 bits and tf32), options and operands. Half
-    of them have small whole numbers, of which every sum is exact. C lies between guards and holds NaN before. It stops
-    after 10 wrong products, and after an error of the device.
+    `dtypes`, by default all of the device and the semirings, but float32 and float64 on a GPU), options and operands.
+    Half of them have small whole numbers, of which every sum is exact. C lies between guards and holds NaN before. It
+    stops after 10 wrong products, and after an error of the device.
 
     On a GPU `dtypes` may also be precisions of float32 in parts: "f32_tensor", "f32_strict", "f32_plus". A seed then
     draws a batch of up to 200 small products, which count as so many, of numbers spread in one of ten ways.

@@ -194,6 +194,8 @@ def test_a_line_chooses_and_one_without_access_is_refused(traced):
     assert found.global_ == found.divergences == ()
     with pytest.raises(ArgumentError, match=str(store.line)):
         select(trace, {}, "ptx:1")
+    with pytest.raises(ArgumentError, match=f"write it as FILE:LINE; lines that have: .*{store.line}"):
+        select(trace, {}, str(store.line.number))
 
 
 def test_a_trace_changes_nothing(traced):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import gemmery_lab as lab
+from gemmery.dtypes import DTYPES, FLOAT8
 from gemmery.errors import ArgumentError, DeviceError
 from gemmery_lab import cli, verification
 from gemmery_lab.measure import torch_operands
@@ -52,10 +53,27 @@ def on_a_gpu(monkeypatch):
 
 
 def test_products_of_all_kinds_pass_on_the_cpu():
-    run = lab.verify(100, seed=3)
+    run = lab.verify(100, seed=7)
     assert run.ok, run.wrong
     assert set(run.types) == set(TYPES["cpu"])
     assert 0 < run.worst <= 1
+
+
+def test_every_element_type_that_a_cpu_multiplies_is_drawn():
+    assert {row.name for row in DTYPES} - set(FLOAT8) - set(TYPES["cpu"]) == set()
+
+
+def test_float64_that_is_rounded_to_float32_fails(monkeypatch):
+    monkeypatch.setattr(verification, "_call", expected)
+    drawn_ones = (drawn(seed, ["f64"], "cpu") for seed in range(20))
+    products = [p for p in drawn_ones if p.k and not (p.whole or p.epilogue or p.activation or p.symmetric)]
+    assert products
+    for product in products:
+        assert "times the bound" in verification._tried(product, verification.on_host)[0], str(product)
+
+
+def test_float32_has_no_factors_on_a_gpu():
+    assert {drawn(seed, ["f32"], "cuda").scales for seed in range(60)} == {""}
 
 
 def test_a_right_result_passes_whatever_the_options(on_a_gpu):
@@ -180,7 +198,7 @@ def test_nothing_follows_an_error_of_the_device(monkeypatch):
 
 def test_what_cannot_be_verified_is_refused():
     with pytest.raises(
-        ArgumentError, match=r"dtype 'e4m3' is not supported.*Supported: f16, bf16, f32, int8, int16.*min_plus"
+        ArgumentError, match=r"dtype 'e4m3' is not supported.*Supported: f16, bf16, f32, f64, int8, int16.*min_plus"
     ):
         lab.verify(1, dtypes=["e4m3"])
     with pytest.raises(ArgumentError, match="products 0"):

@@ -78,10 +78,11 @@ def result_shape(a: Ints, b: Ints) -> Ints:
         raise ShapeError(f"shapes {a} and {b}: a scalar is not a matrix or vector; multiply by it with *")
     inner = b[-2] if len(b) > 1 else b[0]
     if a[-1] != inner:
+        turned = [name for name, fits in (("first", inner in a[-2:-1]), ("second", a[-1] in b[1:][-1:])) if fits]
+        advice = f": transpose the {' or the '.join(turned)}?" if turned else ""
         raise ShapeError(
             f"shapes {a} and {b}: the last dimension of the first is {a[-1]}, but the "
-            f"{'second to last' if len(b) > 1 else 'only'} one of the second is {inner}; they must be equal: "
-            "transpose one of the operands?"
+            f"{'second to last' if len(b) > 1 else 'only'} one of the second is {inner}; they must be equal{advice}"
         )
     batch = _broadcast(a[:-2], b[:-2])
     if batch is None:

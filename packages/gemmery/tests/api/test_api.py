@@ -119,7 +119,10 @@ def test_an_empty_sum_still_has_its_bias_and_its_old_c():
     [
         ((3,), (4,), "3.*4"),
         ((2, 3), (4,), "only"),
-        ((2, 3), (2, 3), "transpose"),
+        ((2, 3), (2, 3), r"transpose the first or the second\?$"),
+        ((2, 3), (2, 5), r"transpose the first\?$"),
+        ((3,), (5, 3), r"transpose the second\?$"),
+        ((4,), (3, 5), "must be equal$"),  # where no transposition helps
         ((), (3,), "scalar"),
         ((3,), (), "scalar"),
         ((2, 5, 3), (4, 3, 2), "broadcast"),

@@ -240,10 +240,8 @@ def compiled_kernel(
     """Compile a kernel of CUDA C++ or read one of PTX."""
     if _is_ptx(text):
         return CompiledKernel(_read_ptx(text, kernel, arch, options), (), None)
-    try:  # PTX needs no parser of C++
-        from gemmery_emulator.kernels.project import headers_of, including
-    except ModuleNotFoundError as error:
-        raise not_installed(error, "emulating CUDA C++") from None
+    from gemmery_emulator.kernels.project import headers_of, including
+
     headers = "#include" in re.sub(r"[ \t]", "", text)
     toolkit = include.folders() if headers else ()
     texts, empty, wheels = headers_of(text, options, folder, toolkit) if headers else ({}, [], ())
@@ -255,6 +253,8 @@ def compiled_kernel(
     compile_it = _compiled if knows else _compiled.__wrapped__
     try:
         return compile_it(text, name, folder, kernel, arch, options, beside, toolkit)
+    except ModuleNotFoundError as error:  # of the parser of C++, which PTX does not need
+        raise not_installed(error, "emulating CUDA C++") from None
     except CompileError:
         whole = including(folder, name) if folder is not None else None
         if whole is None or whole.name in texts:

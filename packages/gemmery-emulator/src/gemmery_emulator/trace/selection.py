@@ -66,7 +66,8 @@ def select(trace: Trace, steps: Steps, line: str = "") -> Selection:
         tuple(access for access in parted if _is_at(access, line)),
     )
     if selection == Selection():
-        raise ArgumentError(f"line {line!r}: it has no memory access and no divergent branch; {_known(trace, line)}")
+        wrong = "it has no memory access and no divergent branch" if ":" in line else "write it as FILE:LINE"
+        raise ArgumentError(f"line {line!r}: {wrong}; {_known(trace, line)}")
     return selection
 
 

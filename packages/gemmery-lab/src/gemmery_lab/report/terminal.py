@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from textwrap import wrap
-from typing import Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, Self, TypeVar
 
 from rich import box
 from rich.cells import cell_len
@@ -18,7 +18,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from gemmery.ladder.diff import Difference
 from gemmery.ladder.rung import Rung
 from gemmery_emulator.pages import numerals
 from gemmery_emulator.pages.writing import render
@@ -29,6 +28,9 @@ from gemmery_lab.report import words
 from gemmery_lab.report.sheet import Sheet
 from gemmery_lab.report.tables import IDEA, Results, results, sheets, tree, walk
 from gemmery_lab.report.words import banner, doubts, fullest, gains, is_square, label, largest, over_fastest, speedup
+
+if TYPE_CHECKING:
+    from gemmery.ladder.diff import Difference  # which imports the rungs of GPUs
 
 StepRecord = TypeVar("StepRecord")
 STYLES = {"best": "bold green", "bad": "bold red", "faint": "dim", "": ""}

@@ -164,7 +164,9 @@ def leaves_to_general(dtype: str, device: str, m: int, n: int, k: int, batch: in
     """Return True for plain products that a general kernel runs at first, whatever other kernels are loaded."""
     work = 2 * m * n * k * batch
     if dtype not in TENSOR_COPIED or not copies_tensors(device):
-        return work < LARGE and not (dtype == "f32" and may_share(m, n, batch, driver.find(device)))
+        return work < LARGE and not (
+            dtype == "f32" and copies_tensors(device) and may_share(m, n, k, batch, driver.find(device))
+        )
     return ADDS_ALIKE and work < MEDIUM and not may_split(m, n, k, batch, driver.find(device))
 
 

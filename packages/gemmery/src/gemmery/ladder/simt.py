@@ -6,10 +6,9 @@ from dataclasses import replace
 from functools import partial
 
 from gemmery import dtypes
-from gemmery.cuda.choose import complete
+from gemmery.cuda.choose import complete, may_share
 from gemmery.cuda.choose.cost import quickest, quickest_shared
 from gemmery.cuda.choose.data import (
-    FEW_TILES,
     PACKED_ROWS,
     SIMT_ALONG_K,
     SIMT_BY_ELEMENTS,
@@ -305,7 +304,7 @@ def _resolve(problem: Problem, config: Config) -> Config:
 def shared_tiles(problem: Problem, device: Device) -> tuple[Tiling, ...]:
     """Return the tiles of float32 whose k blocks may share, for a C of few tiles; none for other products."""
     plain = (problem.dtype, problem.out, problem.b_dtype, problem.semiring) == ("f32", "f32", "", "")
-    if not plain or problem.m * problem.n * problem.batch > FEW_TILES * device.sms:
+    if not plain or not may_share(problem.m, problem.n, problem.k, problem.batch, device):
         return ()
     if problem.b_layout != "col":
         return SIMT_SHARED["rows"]

@@ -29,6 +29,7 @@ from gemmery.cuda.choose.data import (
     PAIRED,
     PAIRED_FEW,
     SHALLOW_FACTORED,
+    SHARED_DEPTH,
     SMALL,
     WINNERS,
     Instance,
@@ -114,9 +115,9 @@ def may_split(m: int, n: int, k: int, batch: int, device: Device) -> bool:
     return k >= limits.split_depth and -(-m // 128) * -(-n // 64) * batch <= limits.split_tiles * device.sms
 
 
-def may_share(m: int, n: int, batch: int, device: Device) -> bool:
-    """Return False for products of float32 whose k the blocks of a cluster on CUDA cores never share."""
-    return device.capability >= 90 and min(m, n) > 1 and m * n * batch <= FEW_TILES * device.sms
+def may_share(m: int, n: int, k: int, batch: int, device: Device) -> bool:
+    """Return False for products of float32 whose k the blocks of a tile on CUDA cores never share."""
+    return k >= SHARED_DEPTH and min(m, n) > 1 and m * n * batch <= FEW_TILES * device.sms
 
 
 def measured(problem: Problem, device: Device, split: bool = True, swapped: bool = True) -> tuple[Instance, int] | None:

@@ -28,7 +28,7 @@ from gemmery.cuda.choose import cost
 from gemmery.cuda.choose.data import SIMT_ALONG_K, SIMT_BY_ELEMENTS, SIMT_PIPELINED, SIMT_SHARED, SIMT_SPLITS
 from gemmery.cuda.device import KNOWN
 from gemmery.errors import GemmeryError
-from gemmery.ladder import simt
+from gemmery.ladder import simt_tiled
 
 KEYS = "bm", "bn", "bk", "wm", "wn", "tm", "tn", "stages", "blocks"
 RIVALS, SPLITS_EACH, EARLY = (
@@ -59,7 +59,7 @@ def configs(m, n, k, b):
     """Return what the library chose without parts of k, and what should be fastest with them."""
     p = problem_of(m, n, k, "f32", 1, b)
     device = KNOWN["h200"]
-    tiles = simt.shared_tiles(p, device)
+    tiles = simt_tiled.shared_tiles(p, device)
     kind = next(kind for kind, each in SIMT_SHARED.items() if each is tiles)
     old = {"rows": SIMT_PIPELINED[4], "pieces": SIMT_ALONG_K, "elements": SIMT_BY_ELEMENTS}[kind]
 

@@ -9,7 +9,7 @@ import pytest
 
 from gemmery.errors import RefusedError
 from gemmery.ladder.rung import find
-from gemmery.ladder.simt import TILED
+from gemmery.ladder.simt_tiled import TILED
 from gemmery.problem import Problem
 
 PIPELINED = find(TILED, "simt_pipelined")

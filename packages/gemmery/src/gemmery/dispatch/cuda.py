@@ -12,7 +12,7 @@ from gemmery.cuda.device import Device
 from gemmery.cuda.launch import too_large
 from gemmery.dispatch.cpu import Candidate
 from gemmery.errors import RefusedError
-from gemmery.ladder import float32_parts, float32_pre_pass, int8_pieces, simt
+from gemmery.ladder import float32_parts, float32_pre_pass, int8_pieces, simt_tiled
 from gemmery.ladder.cuda import BY_WEIGHTS, CUDA
 from gemmery.ladder.general import GENERAL
 from gemmery.problem import Problem
@@ -182,7 +182,7 @@ def _by_parts(p: Problem, card: Device) -> list[tuple[str, str]]:
         return [("split_bf16x6", f"f32_strict: {strict}")] if p.k >= float32_parts.SHALLOW else []
     if p.k < float32_parts.DEEP:
         return []
-    if not p.invariant and not parts_pay(p, float32_pre_pass.in_registers(p), card, simt.shared_tiles(p, card)):
+    if not p.invariant and not parts_pay(p, float32_pre_pass.in_registers(p), card, simt_tiled.shared_tiles(p, card)):
         return []
     return [("split_fp16x3", f"f32_tensor: {_GUARDED}")]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gemmery import dtypes
 from gemmery.cuda import weights
 from gemmery.cuda.choose import complete
-from gemmery.cuda.choose.data import QUANTIZED, QuantizedTile
+from gemmery.cuda.choose.quantized_data import QUANTIZED, QuantizedTile
 from gemmery.cuda.choose.variants import most_shared, shared_bytes, tiles_cut, variant_of
 from gemmery.cuda.geometry import Geometry, MapBox, element, instance, target, template
 from gemmery.cuda.weights import KINDS, STEP, Format
@@ -16,7 +16,8 @@ from gemmery.ladder.general import BATCHED, GENERAL
 from gemmery.ladder.gpu import gpu_rung
 from gemmery.ladder.int8_pieces import INTEGERS, OZAKI
 from gemmery.ladder.rung import Rung
-from gemmery.ladder.simt import SIMT, TILED
+from gemmery.ladder.simt import SIMT
+from gemmery.ladder.simt_tiled import TILED
 from gemmery.ladder.tensor import MMA, TENSOR
 from gemmery.ladder.wgmma import WGMMA, aligned_sums
 from gemmery.ladder.wgmma_split import GROUPED, SPLIT, promoted

@@ -154,6 +154,7 @@ _ROW = 128  # bytes of k per tile
 _STAGES = 4
 _MOST_SPLITS = MMA_SPLITS[-1]
 
+FINISHES = "mma_pipelined"  # the rung whose file has the launch that adds up parts of k
 _FINISH_THREADS = 256
 _PACK_THREADS, _PACK_ROWS, _PACK_BYTES = 256, 32, 512  # a block of the packing launch: threads, and its copy
 
@@ -281,7 +282,7 @@ MMA = (
         ),
     ),
     tensor_rung(
-        "mma_pipelined",
+        FINISHES,
         idea="a ring of tiles filled by cp.async, and fragments read one group of k ahead",
         parent="mma_ldmatrix",
         geometry=_pipelined,

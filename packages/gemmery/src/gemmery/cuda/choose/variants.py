@@ -8,7 +8,7 @@ from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gemmery.cuda.choose.data import GROUPED, QUANTIZED, QuantizedCosts, QuantizedTile, quantized_costs
+from gemmery.cuda.choose.quantized_data import GROUPED, QUANTIZED, QuantizedCosts, QuantizedTile, quantized_costs
 from gemmery.cuda.device import Device
 from gemmery.problem import Config, Problem
 

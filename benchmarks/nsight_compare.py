@@ -200,7 +200,9 @@ def emulated(row: dict[str, Any]) -> tuple[list[Counts], str]:
     rung, problem = product(row)
     a, b, c = operands(Work(**row["work"]))
     c.view(np.uint8)[...] = 0xFF
-    runs = run_rung(rung, problem, {}, Gemm(a[None], b[None], c[None]), EmulationOptions(ARCH, check=False))
+    runs = run_rung(
+        rung, problem, row.get("config", {}), Gemm(a[None], b[None], c[None]), EmulationOptions(ARCH, check=False)
+    )
     return [run.counts for run in runs], hashlib.sha256(c.tobytes()).hexdigest()
 
 
@@ -213,7 +215,7 @@ def geometry_of(row: dict[str, Any]) -> Geometry:
     """Return how a stored product is launched on an H200."""
     rung, problem = product(row)
     assert rung.geometry is not None
-    return rung.geometry(problem, rung.default)
+    return rung.geometry(problem, {**rung.default, **row.get("config", {})})  # that of today's choice, if none is named
 
 
 def product(row: dict[str, Any]) -> tuple[Rung, Problem]:

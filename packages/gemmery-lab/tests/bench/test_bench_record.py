@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from gemmery.cpu import jit, target
+from gemmery.cpu import llvm, target
 from gemmery.cpu.target import Target
 from gemmery.errors import ArgumentError
 from gemmery_lab.measure import libraries, record
@@ -161,7 +161,7 @@ def test_the_fingerprint_of_this_machine_names_a_file():
 def test_a_xeon_has_other_records_without_its_tile_unit(monkeypatch, features, suffix):
     xeon = Target("avx512", frozenset(features.split()) | {"avx512_fp16"}, model="GenuineIntel 6 207")
     monkeypatch.setattr(target, "host", lambda: xeon)
-    monkeypatch.setattr(jit, "host_cpu", lambda: "emeraldrapids")
+    monkeypatch.setattr(llvm, "host_cpu", lambda: "emeraldrapids")
     monkeypatch.setattr(libraries, "steering", list)
     assert record.cpu_machine.__wrapped__().name == f"emeraldrapids-avx512{suffix}-{target.cores()}c"
 

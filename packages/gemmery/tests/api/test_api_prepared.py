@@ -24,7 +24,8 @@ CALL = DeviceCall("x", "y", "c")
 
 
 @pytest.fixture(autouse=True)
-def _no_launch_known_from_other_tests():
+def _no_launch_known_from_other_tests(monkeypatch):
+    monkeypatch.setattr(prepared, "copies_tensors", lambda device: False)  # no kernel shares k in a cluster
     table.launches.clear()
     yield
     table.launches.clear()
@@ -174,6 +175,14 @@ def test_kernels_for_many_shapes_run_at_once_where_they_are_loaded_or_their_bits
     monkeypatch.setattr(prepared, "specialized", lambda call: prepared.PreparedLaunch(None, None, FORM, "shared"))
     launches = prepared.prepare(CALL)
     assert (launches.run, launches.countdown) == served
+
+
+@pytest.mark.parametrize(("side", "general"), [(64, True), (256, False), (1200, False), (1500, True)])
+def test_new_shapes_of_float32_take_the_slow_path_where_blocks_may_share_k(monkeypatch, side, general):
+    monkeypatch.setattr(prepared, "copies_tensors", lambda device: device == "cuda:0")
+    monkeypatch.setattr(prepared.driver, "find", lambda device: KNOWN["h200"])
+    launch = prepared.prepare_new(Images(), "matmul", (side, side), (side, 1), (side, side), (side, 1), 0, 0, False)
+    assert (launch is not None) == general
 
 
 @pytest.mark.parametrize(("alike", "sides"), [(True, (1000, 1100)), (False, ())])

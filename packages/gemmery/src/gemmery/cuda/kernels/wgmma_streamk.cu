@@ -1,7 +1,7 @@
 // Idea: rounds of whole tiles leave multiprocessors idle in the last one. Where its tiles are few, the SPLITS blocks of
 // a cluster share each of them: a block multiplies a part of k, sends its sums to the others through their shared
-// memory, and finishes a part of the columns. A product of a few tiles has such a round only; a cluster's blocks may then
-// have CM x CN tiles, and share operands as well.
+// memory, and finishes a part of the columns. A product of a few tiles has such a round only; then the blocks of a
+// cluster may have CM x CN tiles, and share operands as well.
 // Parent: wgmma_epilogue, a block of which always finishes whole tiles.
 // Measured on an H200, bf16, 128 x 4096 x 14336: 1.04 of cuBLAS with halves of k, where whole tiles reach 0.92.
 #include "wgmma_epilogue.cu"

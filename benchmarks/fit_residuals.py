@@ -2,6 +2,7 @@
 
     python benchmarks/fit_residuals.py --base old.json --most 40 --to residuals.json
 
+With the library's own file as the base and `--most 0` it writes that file again.
 `--base` has the names that stay, as an earlier residuals.json. Of the others, those are added one after the other that
 gain most over the tiles so far on products of the `--new` runs, where products below 0.95 of PyTorch count three times.
 Then all are fitted: logarithms of measured by modeled times, less a constant of each product, by ridge regression.
@@ -25,11 +26,8 @@ RECORD = Path(__file__).parent / "tuning" / "survey-nvidia-h200.jsonl"
 DEVICE, CYCLES = KNOWN["h200"], 1755  # of a microsecond, which no fit depends on
 MOST_ROWS, SIDES = Residuals((), {}).rows, Residuals((), {}).sides
 RIDGE = 3.0, 10.0  # of terms of kinds of tiles, and of single tiles
-WEIGHT, FAST, SLOW = (
-    3,
-    1.15,
-    1.6,
-)  # of new runs; times the fastest tile, which count twice, and beyond which none counts
+WEIGHT = 3  # of new runs
+FAST, SLOW = 1.15, 1.6  # times the fastest tile, up to which tiles count twice, and beyond which they do not count
 CURED = 15  # the first run in which blocks of a cluster that lack rows do not hold up the others
 
 

@@ -109,7 +109,8 @@ def shared_cycles(problem: Problem, tile: Tiling, splits: int, device: Device) -
     costs, area, batch = SIMT_COSTS, tile.bm * tile.bn, problem.batch
     m, n, k = problem.m, problem.n, problem.k
     clusters = -(-m // tile.bm) * -(-n // tile.bn) * batch
-    # With what `at_a_time` counts, 8 parts are chosen where 7 take 0.83 to 0.87 of the time: the costs were fitted so.
+    # The costs were fitted with this count. With that of `at_a_time`, 8 parts are chosen where 7 take 0.83 to 0.87 of
+    # the time (benchmarks/tuning/float32-tiles-nvidia-h200.jsonl, runs 3 and 4).
     room = device.sms // splits * (10 if splits > 2 else 11) // 11
     rounds = -(-clusters // max(1, room))
     warps = min(rounds, tile.blocks) * area / (tile.tm * tile.tn * WARP)

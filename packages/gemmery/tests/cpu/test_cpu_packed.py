@@ -264,7 +264,7 @@ def test_the_blocks_of_the_largest_part_serve_every_shape_with_the_bits_of_its_p
     """The kernel cuts m, n and k evenly itself. Where C is narrower than its sums, k must fit in one block."""
     made, sizes = images.product(host(), Problem(1, 1, 1, name, out)), tile(host())
     deepest = sizes.kc * made.group // made.parts
-    blocks = build.packed(Problem(1, 65, 1, name, out), {}).blocks(sizes.mc, sizes.nc // made.parts, deepest)
+    blocks = build.packed(Problem(1, 65, 1, name, out), {}).blocks(2 * sizes.mc, sizes.nc // made.parts, deepest)
     for m, n, k in [(1, 1, 1), (13, 71, 37), (97, 130, 5), (96, 65, deepest), (3, 4500, 2), (100, 0, 3), (5, 5, 0)]:
         a, b, c = operands((m, n, k), name, out)
         kernel = build.packed(problem(a, b, c), {})

@@ -274,6 +274,17 @@ def test_the_blocks_of_the_largest_part_serve_every_shape_with_the_bits_of_its_p
         assert run_in(blocks, kernel, a, b, c).tobytes() == planned, (m, n, k)
 
 
+@pytest.mark.parametrize("name", ["f32", "f64", "complex64"])
+def test_few_rows_pack_a_block_of_b_that_l2_holds(name):
+    """More rows read a block again and again, and pack fewer of A the wider it is. A size that is asked for stays."""
+    sizes, wide = tile(host()), 192
+    kernel = build.packed(Problem(16, 4096, 4096, name, name, b_layout="col"), {})
+    for m, least, most in ((1, 1, wide), (sizes.mc, 1, wide), (sizes.mc + 1, sizes.nc // 2, sizes.nc)):
+        assert least <= kernel.blocks(m, 4096, 4096).nc <= most, m
+    asked = build.packed(Problem(16, 4096, 4096, name, name, b_layout="col"), {"nc": 512})
+    assert asked.blocks(16, 4096, 4096).nc > wide
+
+
 def test_a_bias_takes_no_image_of_its_own():
     for epilogue in ("", "relu"):
         with_bias = f"bias+{epilogue}" if epilogue else "bias"

@@ -113,6 +113,13 @@ def test_loads_that_take_longer_than_arithmetic_are_worth_threads():
     assert grid(few_rows._replace(read=0.25), 1, 4, 1000, 40, 16).threads == 1
 
 
+def test_panels_side_by_side_leave_two_parts_for_each_of_several_threads():
+    unit = Unit(6, 64, 4.0, few=4)
+    shapes = ((1, 4096, 1, 256), (1, 4096, 2, 256), (1, 4096, 16, 128), (2, 4096, 16, 128), (1, 640, 16, 64))
+    for m, n, threads, columns in shapes:
+        assert unit.of(m, n, threads).columns == columns, (m, n, threads)
+
+
 def test_a_batch_is_cut_between_products_and_skinny_ones_along_their_long_side():
     unit = Unit(6, 64, 4.0, 0.3)
     batch = grid(unit, 1000, 64, 64, 64, 4)

@@ -264,7 +264,7 @@ def test_the_blocks_of_the_largest_part_serve_every_shape_with_the_bits_of_its_p
     """The kernel cuts m, n and k evenly itself. Where C is narrower than its sums, k must fit in one block."""
     made, sizes = images.product(host(), Problem(1, 1, 1, name, out)), tile(host())
     deepest = sizes.kc * made.group // made.parts
-    blocks = build.packed(Problem(1, 65, 1, name, out), {}).blocks(sizes.mc, sizes.nc // made.parts, deepest)
+    blocks = build.packed(Problem(1, 65, 1, name, out), {}).blocks(2 * sizes.mc, sizes.nc // made.parts, deepest)
     for m, n, k in [(1, 1, 1), (13, 71, 37), (97, 130, 5), (96, 65, deepest), (3, 4500, 2), (100, 0, 3), (5, 5, 0)]:
         a, b, c = operands((m, n, k), name, out)
         kernel = build.packed(problem(a, b, c), {})
@@ -272,6 +272,17 @@ def test_the_blocks_of_the_largest_part_serve_every_shape_with_the_bits_of_its_p
         planned = c.array.tobytes()
         c.array[...] = 0
         assert run_in(blocks, kernel, a, b, c).tobytes() == planned, (m, n, k)
+
+
+@pytest.mark.parametrize("name", ["f32", "f64", "complex64"])
+def test_few_rows_pack_a_block_of_b_that_l2_holds(name):
+    """More rows read a block again and again, and pack fewer of A the wider it is. A size that is asked for stays."""
+    sizes, wide = tile(host()), 192
+    kernel = build.packed(Problem(16, 4096, 4096, name, name, b_layout="col"), {})
+    for m, least, most in ((1, 1, wide), (sizes.mc, 1, wide), (sizes.mc + 1, sizes.nc // 2, sizes.nc)):
+        assert least <= kernel.blocks(m, 4096, 4096).nc <= most, m
+    asked = build.packed(Problem(16, 4096, 4096, name, name, b_layout="col"), {"nc": 512})
+    assert asked.blocks(16, 4096, 4096).nc > wide
 
 
 def test_a_bias_takes_no_image_of_its_own():

@@ -354,7 +354,7 @@ def _packed(sample: Problem, threads: int) -> Iterator[Family]:
     types, launch = product(host(), sample), built[1]
     kc = packed_kc(host(), types) // types.parts
     mc, nc = block_sides(host(), types)
-    blocks = launch.blocks(mc, nc // types.parts, kc)
+    few, blocks = (launch.blocks(rows, nc // types.parts, kc) for rows in (mc, 2 * mc))  # up to mc rows, and more
     most = kc if types.sums_apart else kc * fan(types) if types.rounds else UNLIMITED
     least = 2 if _built("gemv", sample._replace(m=2, n=1, k=2)) else 1
     if sample.dtype not in _NARROW_B and _built("direct", sample._replace(m=2, n=2, k=2)):
@@ -378,7 +378,7 @@ def _packed(sample: Problem, threads: int) -> Iterator[Family]:
     small = chain(sample._replace(m=2, n=2))
     for m, n in starts:
         if small < kc and m * n < SMALL_C:  # those with a short chain come first
-            few = blocks._replace(kc=small)
             limits = {"k": small * FAN, "c_elements": SMALL_C}
-            yield _family(built, (m, UNLIMITED), (n, UNLIMITED), threads, few, **limits)
-        yield _family(built, (m, UNLIMITED), (n, UNLIMITED), threads, blocks, k=most)
+            yield _family(built, (m, UNLIMITED), (n, UNLIMITED), threads, blocks._replace(kc=small), **limits)
+        yield _family(built, (m, mc), (n, UNLIMITED), threads, few, k=most)
+        yield _family(built, (mc + 1, UNLIMITED), (n, UNLIMITED), threads, blocks, k=most)

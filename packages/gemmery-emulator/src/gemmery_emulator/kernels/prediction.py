@@ -64,6 +64,7 @@ class LaunchShape:
     ahead: bool = False  # whether it brings its first loads to L2 before it waits for the launch before
     conflicts: float | None = None  # of its multiply-adds' registers: clocks each, by `bank_conflicts`
     copies: bool = False  # whether it copies to shared memory past registers
+    hot: bool = False  # whether all that it loads is in L2, because launches before have written it
 
     def clocks(self, device: Device, pipes: Pipes) -> dict[str, float]:
         """Return the clocks of a multiprocessor for one of each kind of what the launch asks for."""
@@ -141,15 +142,17 @@ def predict_launch(
 
     moved = sum(
         min((start + (end - start) * beyond) / running * shape.blocks, shape.bytes)
-        for start, end in ((first.loaded, last.loaded), (first.written, last.written))
+        for start, end in ((first.written, last.written), (first.loaded, last.loaded))[: 1 if shape.hot else 2]
     )
     terms = {name: seconds(float(clocks)) for name, clocks in zip(UNITS, units, strict=True)}
     longest = max(terms, key=lambda name: terms[name])
     kinds = amounts.sum(axis=0)
-    in_step = running == 1 and -(-shape.threads // WARP) <= IN_STEP and longest != "tensor"
-    if in_step and kinds[KINDS.index("barrier")] and not shape.copies and pipes.accesses >= WARP:
-        l1 = max(time for name, time in terms.items() if name.startswith("L1"))
-        simulated += SHOWN * min(l1, terms["issue"]) * device.clock * 1e9
+    if kinds[KINDS.index("barrier")] and longest != "tensor" and pipes.accesses >= WARP:
+        if running == 1 and -(-shape.threads // WARP) <= IN_STEP and not shape.copies:
+            l1 = max(time for name, time in terms.items() if name.startswith("L1"))
+            simulated += SHOWN * min(l1, terms["issue"]) * device.clock * 1e9
+        elif longest.startswith("L1"):
+            simulated = max(simulated, (terms[longest] + SHOWN * terms["tensor"]) * device.clock * 1e9)
     tensor = (float(kinds[KINDS.index(name)]) * clocks[name] * pipes.tensor for name in TENSOR)  # at their peak
     cooled = pipes.heat * seconds(sum(tensor)) * shape.blocks / (each * device.sms)  # idle multiprocessors leave power
     # What longer loops hide better, such as the end of a tile, they hide no more of than the samples do.
@@ -307,8 +310,8 @@ class SampledLaunch:
 
         def new(loaded: float) -> float:
             """The share of new bytes: of what later blocks load L2 still has a part."""
-            if not loaded or shape.bytes == float("inf"):
-                return 1.0
+            if shape.hot or not loaded or shape.bytes == float("inf"):
+                return float(not shape.hot)
             first = min(1.0, shape.bytes / (shape.blocks / at_once * min(shape.bytes, loaded * at_once)))
             lost = LOST * max(0.0, 1 - device.l2 / shape.bytes)
             return first + (1 - first) * (1 - (1 - lost) ** TOGETHER)

@@ -152,11 +152,11 @@ def predict_launch(
     if kinds[KINDS.index("barrier")] and longest != "tensor" and pipes.accesses >= WARP:
         l1 = max(time for name, time in terms.items() if name.startswith("L1"))
         other = max(terms["tensor"], 0.0 if shape.copies else terms["issue"])
-        shown = SHOWN * min(l1, other)
+        least_shown = SHOWN * min(l1, other)
         if running == 1 and -(-shape.threads // WARP) <= IN_STEP and not shape.copies:
-            simulated += shown * device.clock * 1e9
+            simulated += least_shown * device.clock * 1e9
         elif longest == "issue" or longest.startswith("L1"):
-            simulated = max(simulated, (max(l1, other) + shown) * device.clock * 1e9)
+            simulated = max(simulated, (max(l1, other) + least_shown) * device.clock * 1e9)
     tensor = (float(kinds[KINDS.index(name)]) * clocks[name] * pipes.tensor for name in TENSOR)  # at their peak
     cooled = pipes.heat * seconds(sum(tensor)) * shape.blocks / (each * device.sms)  # idle multiprocessors leave power
     # What longer loops hide better, such as the end of a tile, they hide no more of than the samples do.
@@ -175,8 +175,8 @@ def predict_launch(
     # Memory and multiprocessors are two stages: the shorter one is hidden but for the first turn of the first block,
     # and where both take about as long each waits for the other at times.
     turns = 1 + max(first.turns + (last.turns - first.turns) * beyond, 0.0)
-    met = max((busy**MEETS + memory**MEETS) ** (1 / MEETS), max(busy, memory) + min(busy, memory) / (each * turns))
-    total = max(launch + met, DISPATCHED * shape.blocks)
+    together = max((busy**MEETS + memory**MEETS) ** (1 / MEETS), max(busy, memory) + min(busy, memory) / (each * turns))
+    total = max(launch + together, DISPATCHED * shape.blocks)
     terms |= {"memory": memory, "waits": waiting, "launch": launch}
     bound = max(terms, key=lambda name: terms[name])
     shared_out = {"memory": "L2", "launch": longest}.get(bound, bound)  # what is told apart by line

@@ -9,9 +9,9 @@ import pytest
 
 import gemmery as gm
 from gemmery.cuda import nvrtc
-from gemmery.cuda.pipes import clocks_of, pipes_of
+from gemmery.cuda.pipes import USABLE, clocks_of, pipes_of
 from gemmery.errors import DeviceError, EmulationError
-from gemmery_emulator.kernels.prediction import IN_STEP, SHOWN, LaunchShape, predict_launch
+from gemmery_emulator.kernels.prediction import IN_STEP, MEETS, SHOWN, LaunchShape, predict_launch
 from gemmery_emulator.pace import Paced
 from gemmery_emulator.pace.clocks import Arrives, Awaits, BulkCopies, PathRates, StepRuns, WarpClocks
 from gemmery_emulator.pace.demand import KINDS, PLACE, WarpDemand
@@ -281,6 +281,51 @@ def test_a_block_alone_shows_a_share_of_what_is_shorter():
     assert shown(threads=32 * (IN_STEP + 1)) == shown(running=2) == shown(barriers=0.0) == 0
     assert shown(tensor=1e8) == 0  # products take longest
     assert shown(pipes=replace(pipes, accesses=16)) == 0
+
+
+def asking(clocks=0.0, *, loaded=0.0, **kinds):
+    """A block that asks for amounts of some kinds, and takes so many clocks."""
+    amounts = np.zeros((1, len(KINDS)))
+    for kind, amount in kinds.items():
+        amounts[0, PLACE[kind]] = amount
+    return Paced(amounts, np.zeros(1), (clocks,), clocks, 1, loaded, 0.0, 0, False)
+
+
+def test_blocks_that_meet_at_barriers_take_no_less_than_a_share_of_both():
+    """L1 takes 3000 clocks, tensor cores 2000, issue 1000: what the clocks show beyond that stays."""
+    device, pipes = pipes_of("h200")
+    tensor = 2000 / clocks_of(device, pipes)["tensor"]
+    of = {"wavefronts": 3000.0, "issue": 4000.0, "tensor": tensor}
+
+    def busy(clocks=0.0, *, barrier=1.0, copies=False, **kinds):
+        shape = LaunchShape(device.sms, 512, 1, copies=copies)
+        taken = predict_launch(device, pipes, shape, [asking(clocks, barrier=barrier, **{**of, **kinds})])
+        return (taken.terms["L1 lines"] + taken.terms["waits"]) * device.clock * 1e9
+
+    assert busy() == busy(copies=True) == pytest.approx(3000 + SHOWN * 2000)
+    assert busy(tensor=0.0) == pytest.approx(3000 + SHOWN * 1000)
+    assert busy(tensor=0.0, copies=True) == busy(barrier=0.0) == pytest.approx(3000)
+    assert busy(5000.0) == pytest.approx(5000)
+
+
+def test_memory_and_multiprocessors_wait_for_each_other():
+    device, pipes = pipes_of("h200")
+    second = device.clock * 1e9  # clocks
+    loaded = device.bandwidth * 1e9 * USABLE / device.sms
+    shape = LaunchShape(device.sms, 32, 1)
+    for share in (0.0, 0.5, 1.0):
+        taken = predict_launch(device, pipes, shape, [replace(asking(share * second, loaded=loaded), turns=99)])
+        assert taken.terms["memory"] == pytest.approx(1)
+        assert taken.seconds == pytest.approx((1 + share**MEETS) ** (1 / MEETS) + taken.terms["launch"])
+
+
+def test_what_launches_before_have_written_comes_from_l2():
+    device, pipes = pipes_of("h200")
+    memory = {
+        hot: predict_launch(device, pipes, LaunchShape(132, 32, 1, hot=hot), [asking(loaded=1e6)]).terms["memory"]
+        for hot in (False, True)
+    }
+    assert memory[False] > 0 == memory[True]
 
 
 def test_loads_of_less_than_a_word_take_half_a_pass_more():

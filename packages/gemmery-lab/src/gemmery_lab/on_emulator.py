@@ -356,7 +356,10 @@ def rung_timeline(row: PredictedRung, card: str) -> WarpTimeline:
 def _samples(
     problem: Problem, geometry: Geometry, length: int, device: Device, pipes: Pipes, *, spans: bool = False
 ) -> Iterator[tuple[LaunchShape, Paced]]:
-    """Run the launches of a product whose matrices keep their strides, but of whose k only `length` are summed."""
+    """Run the launches of a product whose matrices keep their strides, but of whose k only `length` are summed.
+
+    Launches that prepare it and do not multiply pass over the whole k: the grids of some grow with it.
+    """
     gemm = strided(problem, length)
     codes = [nvrtc.ptx(each.source, each.kernel, device.arch) for each in geometry.launches]
     programs = [prepared(code.text, code.entry) for code in codes]
@@ -364,13 +367,19 @@ def _samples(
     whole = float(sum(sizes.values()))
     memory = memory_of({}, [each.kernel for each in programs], {**sizes, "workspace": geometry.workspace + SLACK})
     addresses = {name: memory.address(name) for name in sizes}
-    argument = product_bytes(problem._replace(k=length), geometry, gemm, addresses, memory.address("workspace"))
-    for program, each in zip(programs, geometry.launches, strict=True):
+    scratch = memory.address("workspace")
+    part, full = (
+        product_bytes(problem._replace(k=k), geometry, strided(problem, k), addresses, scratch)
+        for k in (length, problem.k)
+    )
+    for program, ptx, each in zip(programs, codes, geometry.launches, strict=True):
         code = nvrtc.code(each.source, each.kernel, device.arch)
+        argument = part if each is geometry or "mma" in ptx.text else full
         launch = LaunchConfig(each.grid, each.block, argument, each.shared, (each.cluster, 1, 1))
         shared = code.report.shared + each.shared
         sampled = SampledLaunch(program, launch, code.report.registers, shared, cubin=code.cubin)
-        shape = sampled.shape(device, whole)
+        hot = each is geometry and bool(each.before) and whole + each.workspace <= device.l2
+        shape = replace(sampled.shape(device, whole), hot=hot)
         yield shape, sampled.sample(device, pipes, memory, shape, spans=spans)
 
 

@@ -1,6 +1,7 @@
 """Predicted times: on kernels whose time can be worked out by hand, and against records of an H200."""
 
 import shutil
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -9,7 +10,12 @@ import gemmery as gm
 from gemmery import config
 from gemmery.cuda.pipes import BARRIER, LAUNCH, USABLE, pipes_of
 from gemmery.errors import DeviceError, EmulationError
+from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.rung import find
+from gemmery.problem import Problem
+from gemmery_emulator.kernels.prediction import MEETS
 from gemmery_lab import on_emulator
+from gemmery_lab.emulated_product import launch_of
 from gemmery_lab.on_emulator import predicted_ladder
 from gemmery_lab.rung_counts import agreement
 
@@ -36,10 +42,12 @@ def test_a_copy_is_bound_by_memory():
     assert prediction.terms["memory"] == pytest.approx(moved / (4800e9 * USABLE))
     assert prediction.bound == "memory"
     assert clocks(prediction, "L1 lines") == pytest.approx(2 * 8)  # twice four lines of 128 bytes, in and out
-    # What multiprocessors do is hidden but for the first of their 16 blocks.
+    # What multiprocessors do is hidden but for the first of their 16 blocks, or as far as both wait for each other.
     shown = prediction.seconds - prediction.terms["memory"] - prediction.terms["launch"]
     busiest = max(time for unit, time in prediction.terms.items() if unit not in ("memory", "waits", "launch"))
-    assert 0 < shown <= (busiest + prediction.terms["waits"]) / 16 * (1 + 1e-9)
+    busy = busiest + prediction.terms["waits"]
+    both = (busy**MEETS + prediction.terms["memory"] ** MEETS) ** (1 / MEETS)
+    assert 0 < shown <= max(busy / 16, both - prediction.terms["memory"]) * (1 + 1e-9)
 
 
 def test_multiply_adds_are_bound_by_their_issue():
@@ -138,6 +146,27 @@ def test_tiles_alone_on_a_multiprocessor_are_near_their_records(dtype):
     assert len(table) == 4
     for row in table:
         assert 0.88 <= row.ratio <= 1.05, row.rung
+
+
+def prepared(name, m, n, k, length, launches=None):
+    """The first launches of a product of which `length` of k are multiplied."""
+    device, pipes = pipes_of("h200")
+    rung, problem = find(CUDA, name), Problem(m, n, k, "f32", "f32", device="h200")
+    geometry = launch_of(rung, problem, rung.default)
+    return list(islice(on_emulator._samples(problem, geometry, length, device, pipes), launches))
+
+
+def test_what_prepares_a_product_passes_over_the_whole_k():
+    """Of the launches that split operands, the third has blocks along k."""
+    part, whole = (prepared("split_bf16x6", 512, 512, 4096, length, 3) for length in (64, 4096))
+    assert "split_strips" in str(part[2][0].lines)
+    assert [paced.loaded for _, paced in part] == [paced.loaded for _, paced in whole]
+
+
+def test_what_a_product_of_two_launches_reads_is_in_l2_where_it_fits():
+    assert [shape.hot for shape, _ in prepared("simt_packed", 1024, 1024, 1024, 64)] == [False, True]
+    assert [shape.hot for shape, _ in prepared("simt_packed", 8192, 8192, 8192, 64)] == [False, False]
+    assert [shape.hot for shape, _ in prepared("simt_padded", 1024, 1024, 1024, 64)] == [False]
 
 
 def test_a_rung_without_f32_has_the_type_of_its_records():

@@ -36,14 +36,16 @@ ROUNDS = 2  # of blocks that are followed; the later ones take as long as the la
 LOST = 0.4
 TOGETHER = 2  # loads that a warp waits for together, one of A and one of B: it waits where either misses
 WAIT = "griddepcontrol.wait"
-# Two warps a quadrant, of one block alone on a multiprocessor, meet at barriers: if they bring tiles to shared memory
-# through registers, this share of what is shorter, L1 or issue, is not hidden. With cp.async (simt_pipelined in f32)
-# it is, and while tensor cores take longest. Chosen by tiles in bf16 and f32 on an H200 at n = 1024. Published rates of
-# an RTX 3090 and an A6000, with 16 lanes of loads, speak against it there.
+# Warps that meet at barriers do not hide all of what L1 takes behind what issue or tensor cores take: this share of the
+# shorter one shows. It adds to the waits where one block is alone on a multiprocessor and brings tiles to shared memory
+# through registers; of more blocks, no less than the two together shows. With cp.async issue is hidden (simt_pipelined
+# in f32), and all is while tensor cores take longest. The share was chosen by tiles in bf16 and f32 of blocks alone, on
+# an H200 at n = 1024. Published rates of an RTX 3090 and an A6000, with 16 lanes of loads, speak against it there.
 IN_STEP, SHOWN = 8, 0.35  # warps of a block, and the share
 # Of the clocks by which banks of registers are late, the share that no queue of operands hides: chosen by the tiles of
 # threads in f32 and bf16 on an H200, whose f16 is held out.
 CONFLICT = 0.25
+MEETS = 4  # exponent of the mean of memory and multiprocessors: gemv_warp in f32 and gemv_quantized, n = 4096, an H200
 UNKNOWN = 64  # registers of a thread of a kernel that is PTX
 MOST_LANES = 128  # of multiply-adds: a pipe of half as many issues one in two clocks, in which banks give twice as much
 LEAST_L1 = 16 << 10  # bytes that shared memory leaves
@@ -64,6 +66,7 @@ class LaunchShape:
     ahead: bool = False  # whether it brings its first loads to L2 before it waits for the launch before
     conflicts: float | None = None  # of its multiply-adds' registers: clocks each, by `bank_conflicts`
     copies: bool = False  # whether it copies to shared memory past registers
+    hot: bool = False  # whether all that it loads is in L2, because launches before have written it
 
     def clocks(self, device: Device, pipes: Pipes) -> dict[str, float]:
         """Return the clocks of a multiprocessor for one of each kind of what the launch asks for."""
@@ -141,15 +144,19 @@ def predict_launch(
 
     moved = sum(
         min((start + (end - start) * beyond) / running * shape.blocks, shape.bytes)
-        for start, end in ((first.loaded, last.loaded), (first.written, last.written))
+        for start, end in ((first.written, last.written), (first.loaded, last.loaded))[: 1 if shape.hot else 2]
     )
     terms = {name: seconds(float(clocks)) for name, clocks in zip(UNITS, units, strict=True)}
     longest = max(terms, key=lambda name: terms[name])
     kinds = amounts.sum(axis=0)
-    in_step = running == 1 and -(-shape.threads // WARP) <= IN_STEP and longest != "tensor"
-    if in_step and kinds[KINDS.index("barrier")] and not shape.copies and pipes.accesses >= WARP:
+    if kinds[KINDS.index("barrier")] and longest != "tensor" and pipes.accesses >= WARP:
         l1 = max(time for name, time in terms.items() if name.startswith("L1"))
-        simulated += SHOWN * min(l1, terms["issue"]) * device.clock * 1e9
+        other = max(terms["tensor"], 0.0 if shape.copies else terms["issue"])
+        least_shown = SHOWN * min(l1, other)
+        if running == 1 and -(-shape.threads // WARP) <= IN_STEP and not shape.copies:
+            simulated += least_shown * device.clock * 1e9
+        elif longest == "issue" or longest.startswith("L1"):
+            simulated = max(simulated, (max(l1, other) + least_shown) * device.clock * 1e9)
     tensor = (float(kinds[KINDS.index(name)]) * clocks[name] * pipes.tensor for name in TENSOR)  # at their peak
     cooled = pipes.heat * seconds(sum(tensor)) * shape.blocks / (each * device.sms)  # idle multiprocessors leave power
     # What longer loops hide better, such as the end of a tile, they hide no more of than the samples do.
@@ -165,9 +172,11 @@ def predict_launch(
     busy = terms[longest] + waiting
     # L2 has a clock of its own: only what tensor cores take longer than it makes the launch longer.
     busy += max(terms["tensor"] + cooled - max(terms["tensor"], terms["L2"], terms["L2 stores"]), 0.0)
-    # Memory and multiprocessors are two stages: the shorter one is hidden but for the first turn of the first block.
+    # Memory and multiprocessors are two stages: the shorter one is hidden but for the first turn of the first block,
+    # and where both take about as long each waits for the other at times.
     turns = 1 + max(first.turns + (last.turns - first.turns) * beyond, 0.0)
-    total = max(launch + max(busy, memory) + min(busy, memory) / (each * turns), DISPATCHED * shape.blocks)
+    together = max((busy**MEETS + memory**MEETS) ** (1 / MEETS), max(busy, memory) + min(busy, memory) / (each * turns))
+    total = max(launch + together, DISPATCHED * shape.blocks)
     terms |= {"memory": memory, "waits": waiting, "launch": launch}
     bound = max(terms, key=lambda name: terms[name])
     shared_out = {"memory": "L2", "launch": longest}.get(bound, bound)  # what is told apart by line
@@ -307,8 +316,8 @@ class SampledLaunch:
 
         def new(loaded: float) -> float:
             """The share of new bytes: of what later blocks load L2 still has a part."""
-            if not loaded or shape.bytes == float("inf"):
-                return 1.0
+            if shape.hot or not loaded or shape.bytes == float("inf"):
+                return float(not shape.hot)
             first = min(1.0, shape.bytes / (shape.blocks / at_once * min(shape.bytes, loaded * at_once)))
             lost = LOST * max(0.0, 1 - device.l2 / shape.bytes)
             return first + (1 - first) * (1 - (1 - lost) ** TOGETHER)

@@ -72,8 +72,8 @@ BARRIER = 16  # threads a clock; CUDA Programming Guide, "Synchronization Instru
 # per Compute Capability". Latencies of memories: Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU
 # Architecture", 2024 (arXiv 2402.13499); of L2 of sm_90 a chain of loads on an H200, and of memory what copies of all
 # multiprocessors take longer. benchmarks/memory_paths.py has these, what L2 gives and takes, and handshakes: `l2_all`
-# is between 4,350 with up to 12 readers and 8,400 in step, as neighbors share; `stores_all` between 1,300 for stores
-# that sweep memory and 1,780 for those that stay (simt_linear). There peak_mma.cu and
+# is between 4,350 with up to 12 readers and 8,400 in step, as neighbors share; `stores_all` is that of stores that
+# stay (simt_linear, of 4 bytes); those that sweep memory get 1,300. There peak_mma.cu and
 # peak_wgmma.cu measure the shares of tensor cores, a loop of m8n8k4 `small_f64`; `heat` is from the clocks recorded
 # with the ladder in bf16. Few multiprocessors store no faster each: at 53 bytes a clock, the 32 blocks of
 # wgmma_specialized at n = 1024 would take 0.90 of their recorded time. `remote`, of clusters of two: Luo et al., 3.3
@@ -87,7 +87,7 @@ BARRIER = 16  # threads a clock; CUDA Programming Guide, "Synchronization Instru
 # What L2 gives to all: 2,048 bytes a clock on a V100, 5,120 on an A100 (white papers); 8.7 TB/s on an RTX PRO 6000
 # (chipsandcheese.com), and as much for each multiprocessor on sm_75, sm_86 and sm_89. It takes stores in the H200's
 # proportion.
-TAKEN = 1700 / 5200  # bytes stored to L2 for each that it gives
+TAKEN = 1780 / 5200  # bytes stored to L2 for each that it gives
 
 
 def _l2(read: float) -> dict[str, Any]:
@@ -99,7 +99,7 @@ _HOPPER: dict[str, Any] = {
     "l2_all": 5200 / 132,
     "bulk_all": 4350 / 132,
     "l2_in_step": 8400 / 132,
-    "stores_all": 1700 / 132,
+    "stores_all": 1780 / 132,
 }
 PIPES: Mapping[int, Pipes] = {
     70: Pipes(64, 64, 64, 64, 32, Latencies(19, 28, 193, 400), 128 << 10, **_l2(2048 / 80)),

@@ -1,7 +1,7 @@
 """Products with an epilogue that is a Python function, on a CUDA device.
 
 Where one kernel multiplies and applies the function, its operands lie behind the kernel's argument, and two weights
-share a launch. Else sums go to memory and `traced_rows` applies the function to their rows: of functions that ask for
+share a launch; blocks of some tell each other numbers of rows. Else sums go to memory and `traced_rows` applies the function to their rows: of functions that ask for
 statistics of whole rows, of types whose products take several launches, and of operands with factors. Which of them it
 is depends on the product alone, so that its bits do not change while a program runs.
 """
@@ -40,7 +40,9 @@ from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
 
 _SMALLER = {"bm": 128, "bn": 128, "stages": 5, "cm": 1, "cn": 1}  # a tile of wgmma_epilogue with registers to spare
-_MANY = 1 << 21  # elements of C from which blocks exchange numbers of rows
+# Products whose blocks exchange numbers of rows, by the elements of C and columns: of 2048 x 4096 and 4096 x 4096 that
+# is faster than a pass over sums in memory, of 512 x 4096 and 8192 x 8192 slower (docs/findings/functions_on_a_gpu.md).
+_MANY, _WIDEST = 1 << 23, 4096
 _THREADS, _BLOCKS = 256, 16  # of a block of traced_rows, and its blocks for each multiprocessor
 
 
@@ -261,11 +263,16 @@ def _fused(
     c, n = outputs[0], bs[0].shape[1]
     if options.scale_a is not None or options.scale_b is not None:
         return None
-    if c.dtype not in READ if not graph.statistics else c.shape[0] * n < _MANY:
+    if graph.statistics and (c.shape[0] * n < _MANY or n > _WIDEST):
+        return None
+    if not graph.statistics and c.dtype not in READ:
         return None
     if a.dtype not in ("f16", "bf16", "f32") or resolved(options.precision, a.dtype, c.dtype, a.device):
         return None
-    staged, sums = not graph.statistics and _is_staged(outputs), View(0, c.shape, arrays.contiguous(c.shape, 4), "f32", c.device)
+    staged, sums = (
+        not graph.statistics and _is_staged(outputs),
+        View(0, c.shape, arrays.contiguous(c.shape, 4), "f32", c.device),
+    )
     terms = for_kernel(options._replace(batch_invariant=bool(options.batch_invariant), precision=None))
     call = DeviceCall(still(a), still(bs[0]), still(c), options=terms)
     for matrices in (2, 1) if len(bs) == 2 and bs[0].strides == bs[1].strides else (1,):

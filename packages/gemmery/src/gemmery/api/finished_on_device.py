@@ -1,9 +1,9 @@
 """Products with an epilogue that is a Python function, on a CUDA device.
 
-Where one kernel multiplies and applies the function, its operands lie behind the kernel's argument, and two weights
-share a launch; blocks of some tell each other numbers of rows. Else sums go to memory and `traced_rows` applies the function to their rows: of functions that ask for
-statistics of whole rows, of types whose products take several launches, and of operands with factors. Which of them it
-is depends on the product alone, so that its bits do not change while a program runs.
+Where one kernel multiplies and applies the function, its operands lie behind the kernel's argument, two weights share a
+launch, and blocks tell each other numbers of rows. Else sums go to memory, and `traced_rows` applies the function to
+rows: of functions that ask for other statistics, of types whose products take several launches, and of operands with
+factors. Which of them it is depends on the product alone, so that its bits do not change while a program runs.
 """
 
 from __future__ import annotations

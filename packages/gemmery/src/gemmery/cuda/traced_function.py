@@ -120,9 +120,9 @@ def _function(
 def _exchanges(graph: EpilogueGraph, matrices: int) -> bool:
     """Return True for one number of each row, which one word holds, and no matrix but the first output."""
     first, *others = graph.outputs
-    one = len(graph.statistics) == 1 and graph.nodes[graph.statistics[0]].op != "row_log_sum_exp"
+    single = len(graph.statistics) == 1 and graph.nodes[graph.statistics[0]].op != "row_log_sum_exp"
     kinds = first.kind == "matrix" and all(other.kind == "column" for other in others)
-    return one and kinds and max(graph.sums, matrices) == 1
+    return single and kinds and max(graph.sums, matrices) == 1
 
 
 def rows_kernel(function: TracedFunction, sums: str, n: int, threads: int) -> str:

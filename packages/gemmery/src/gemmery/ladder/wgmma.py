@@ -189,7 +189,7 @@ def _in_place(name: str, tile: Instance, apart: bool, problem: Problem, config: 
 
 
 def _rows(problem: Problem, tile: Instance, config: Config) -> Geometry:
-    """The launch whose blocks tell each other numbers of rows, all of them resident: a block for each tile of a band."""
+    """The launch whose blocks tell each other numbers of rows: one for each tile of a band, all resident."""
     rows, columns = -(-problem.m // tile.bm), problem.n // tile.bn
     if tile.bm != 128 or tile.cm * tile.cn > 1 or problem.n % tile.bn or not 0 < columns <= config["blocks"]:
         raise RefusedError(f"n={problem.n}, {tile.bm} x {tile.bn}: blocks exchange numbers of rows of whole tiles")

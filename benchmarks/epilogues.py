@@ -18,7 +18,7 @@ from torch.nn import functional
 
 import gemmery as gm
 import gemmery.torch
-from gemmery.api import device_call
+from gemmery.api import device_call, finished_on_device
 from gemmery.cuda import choose
 
 DECODE = (1, 4, 16, 64)
@@ -128,6 +128,30 @@ def outputs_in_torch(c):
     return functional.gelu(c), c
 
 
+def rows(sizes, rounds, file):
+    """Codes of e4m3 and a factor for each row, by blocks that exchange numbers of rows, and by a pass over sums."""
+    quantized = gm.quantize_rows("float8_e4m3")
+
+    def own(x, w):
+        return gm.matmul(x, w.T, epilogue=quantized)
+
+    def passed(x, w):
+        before, finished_on_device._MANY = finished_on_device._MANY, 1 << 60
+        try:
+            device_call.table.launches.clear()
+            device_call.table.calls.clear()
+            return own(x, w)
+        finally:
+            finished_on_device._MANY = before
+            device_call.table.launches.clear()
+            device_call.table.calls.clear()
+
+    for m, n, k in sizes:
+        operands = [(normal(m, k), normal(n, k)) for _ in range(turns(2 * (m * k + n * k + m * n), 4))]
+        forms = {"bare": lambda x, w: gm.matmul(x, w.T), "gm": own, "two launches": passed}
+        measure(f"rows {m} x {n} x {k}", forms, operands, rounds, file)
+
+
 def swiglu_cases(rows, n, k, rounds, file, transposed):
     """Two weights of n x k, or of k x n."""
     for m in rows:
@@ -220,6 +244,8 @@ def main():
     plain_cases(4096, args.rounds, args.to, wanted)
     if "parts" in wanted:
         parts(4096, args.rounds, args.to)
+    if "rows" in wanted:
+        rows([(4096, 4096, 4096), (2048, 4096, 4096)], args.rounds, args.to)
     if "tune" in wanted:
         tune([int(m) for m in args.rows.split(",")], 14336, 4096, args.rounds, args.to)
     if "training" in wanted:

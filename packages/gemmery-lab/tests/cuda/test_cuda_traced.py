@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from checked_products import place
-from gemmery.cuda import traced_function
+from gemmery.cuda import nvrtc, traced_function
 from gemmery.epilogues.graph import GraphBuilder, GraphOperand, GraphOutput
+from gemmery.epilogues.reference import rounded
+from gemmery.errors import EmulationError
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
-from gemmery_lab.emulated_product import Gemm, problem_of, run_rung
+from gemmery_lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
 from operands import numpy_dtype, random
 from random_functions import check
 
@@ -192,3 +194,67 @@ def test_two_weights_in_one_launch(out, b, bm, bn, shape):
 def test_two_weights_and_few_rows(m, bn):
     config = {**WGMMA, "bm": 8, "bn": bn, "stages": 4}
     run("wgmma_epilogue", swiglu(), (m, 200, 512), "bf16", "bf16", [], b="col", config=config, weights=2)
+
+
+def quantized_rows(out):
+    """quantize_rows: codes, and a factor for each row."""
+    b = GraphBuilder()
+    c = b.add("sum", value="0")
+    top = b.add("divide", b.add("row_maximum", b.add("absolute", c)), b.constant(127.0 if out == "int8" else 448.0))
+    factor = b.add("maximum", top, b.constant(2.0**-126))
+    codes = b.add("multiply", c, b.add("divide", b.constant(1.0), factor))
+    return b.graph([GraphOutput(b.add("cast", codes, value=out), "matrix", out), GraphOutput(factor, "column", "f32")])
+
+
+def exchanged(out, shape, bn=128, texts=None, seed=None):
+    """Return what blocks that exchange the largest elements of rows make of small whole numbers, and what is right."""
+    (m, n, k), draw = shape, np.random.default_rng(3)
+    a, b = (draw.integers(-3, 4, (1, *sides)).astype(np.float16) for sides in ((m, k), (n, k)))
+    c, factors = np.zeros((1, m, n), {"int8": np.int8, "e4m3": np.uint8}[out]), np.zeros((m, 1), np.float32)
+    tiles, across = -(-m // 128), n // bn
+    words = np.zeros(tiles * (128 * across + 8), np.int32)
+    function = traced_function.function(quantized_rows(out), "f32", (1,))
+    given = Gemm(a, b.transpose(0, 2, 1), c, offsets=words, traced=(factors,))
+    problem = problem_of(given, "f16", out, "h200", epilogue=function.name)
+    config = {**WGMMA, "bn": bn, "blocks": 2 * across}
+    runs = run_rung(find(CUDA, "wgmma_epilogue"), problem, config, given, EmulationOptions(seed=seed, texts=texts))
+    sums = (a[0].astype(np.float32) @ b[0].T.astype(np.float32)).astype(np.float32)
+    top = np.abs(sums).max(1, keepdims=True) / np.float32(127.0 if out == "int8" else 448.0)
+    codes = rounded(sums * (np.float32(1) / top), out)
+    got = c[0].astype(np.float64)
+    if out == "e4m3":
+        size, sign = c[0] & 127, np.where(c[0] > 127, -1.0, 1.0)
+        got = sign * np.where(size < 8, size * 2.0**-9, (8 + size % 8) * 2.0 ** (size // 8 - 10.0))
+    faults = [str(one) for each in runs for one in each.findings]
+    return faults, np.array_equal(got, codes) and np.array_equal(factors, top), words.any(), c.tobytes()
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("out", ["e4m3", "int8"])
+@pytest.mark.parametrize(("shape", "bn"), [((200, 256, 64), 128), ((640, 512, 72), 256)])
+def test_blocks_exchange_numbers_of_rows(out, shape, bn):
+    faults, right, left, bits = exchanged(out, shape, bn)
+    assert (faults, right, left) == ([], True, False)
+    assert exchanged(out, shape, bn, seed=5)[3] == bits
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("while (!come);", "while (false);"),
+        ("*words.at(of_warp, i) = 0;", ";"),
+        ("words.readers[of_warp / 16] = 0;", ";"),
+        ("(lane % 4 == 0) ptx::st_relaxed", "(lane % 8 == 0) ptx::st_relaxed"),
+        ("lane < 2 ? here : there)", "here)"),
+    ],
+)
+def test_an_exchange_without_its_flag_is_seen(old, new):
+    text = nvrtc.text("wgmma_rows.cu")
+    assert old in text
+    texts = {"wgmma_rows.cu": text.replace(old, new)}
+    try:
+        faults, right, left, _ = exchanged("e4m3", (200, 256, 64), texts=texts, seed=2)
+    except EmulationError as error:  # a number that never comes
+        faults, right, left = [str(error)], True, False
+    assert faults or not right or left

@@ -1,9 +1,9 @@
 """Products with an epilogue that is a Python function, on a CUDA device.
 
-Where one kernel multiplies and applies the function, its operands lie behind the kernel's argument, and two weights
-share a launch. Else sums go to memory and `traced_rows` applies the function to their rows: of functions that ask for
-statistics of whole rows, of types whose products take several launches, and of operands with factors. Which of them it
-is depends on the product alone, so that its bits do not change while a program runs.
+Where one kernel multiplies and applies the function, its operands lie behind the kernel's argument, two weights share a
+launch, and blocks tell each other numbers of rows. Else sums go to memory, and `traced_rows` applies the function to
+rows: of functions that ask for other statistics, of types whose products take several launches, and of operands with
+factors. Which of them it is depends on the product alone, so that its bits do not change while a program runs.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
 
 _SMALLER = {"bm": 128, "bn": 128, "stages": 5, "cm": 1, "cn": 1}  # a tile of wgmma_epilogue with registers to spare
+# Products whose blocks exchange numbers of rows, by the elements of C and columns: of 2048 x 4096 and 4096 x 4096 that
+# is faster than a pass over sums in memory, of 512 x 4096 and 8192 x 8192 slower (docs/findings/functions_on_a_gpu.md).
+_MANY, _WIDEST = 1 << 23, 4096
 _THREADS, _BLOCKS = 256, 16  # of a block of traced_rows, and its blocks for each multiprocessor
 
 
@@ -258,17 +261,24 @@ def _fused(
 ) -> Fused | None:  # fmt: skip
     """Return the launch of the product and its function, if a kernel does both."""
     c, n = outputs[0], bs[0].shape[1]
-    if graph.statistics or options.scale_a is not None or options.scale_b is not None or c.dtype not in READ:
+    if options.scale_a is not None or options.scale_b is not None:
+        return None
+    if graph.statistics and (c.shape[0] * n < _MANY or n > _WIDEST):
+        return None
+    if not graph.statistics and c.dtype not in READ:
         return None
     if a.dtype not in ("f16", "bf16", "f32") or resolved(options.precision, a.dtype, c.dtype, a.device):
         return None
-    staged, sums = _is_staged(outputs), View(0, c.shape, arrays.contiguous(c.shape, 4), "f32", c.device)
+    staged, sums = (
+        not graph.statistics and _is_staged(outputs),
+        View(0, c.shape, arrays.contiguous(c.shape, 4), "f32", c.device),
+    )
     terms = for_kernel(options._replace(batch_invariant=bool(options.batch_invariant), precision=None))
     call = DeviceCall(still(a), still(bs[0]), still(c), options=terms)
     for matrices in (2, 1) if len(bs) == 2 and bs[0].strides == bs[1].strides else (1,):
         stored = [*values, *[sums] * (len(bs) - matrices), *outputs[1 + staged :]]
         vectors = tuple(_vector_of(each, n) for each in stored)
-        carried = _carried(graph, values, vectors, c)
+        carried = () if graph.statistics else _carried(graph, values, vectors, c)
         low = bs[1].pointer & 15 if matrices == 2 else 0
         launch = _fused_launch(call, graph, vectors, len(bs), matrices, staged, low, carried)
         if not isinstance(launch, str):
@@ -313,7 +323,8 @@ def _run_fused(
     packed = function.packed(stored, maps, bs[-1].pointer - bs[0].pointer)
     workspace = scratch(a, run.workspace) if run.workspace else None
     start = workspace.pointer if workspace else 0
-    run(a.pointer, bs[0].pointer, outputs[0].pointer, a.stream, 0, start, None, (), packed)
+    words = (0, 0, ordered.counters(run.counters, a.stream, a.ordinal)) if run.counters else ()
+    run(a.pointer, bs[0].pointer, outputs[0].pointer, a.stream, 0, start, None, words, packed)
     if len(bs) > launch.matrices:
         return None
     described = list(zip(launch.maps, mapped, strict=True))

@@ -16,7 +16,7 @@ from gemmery.api import array_libraries
 from gemmery.api.device_call import keep, table
 from gemmery.arrange import Ints
 from gemmery.arrays import View
-from gemmery.cuda import driver, tensormaps
+from gemmery.cuda import driver, ordered, tensormaps
 from gemmery.cuda.launch import Ready
 from gemmery.cuda.traced_function import Strides, TracedFunction
 from gemmery.tuples import NamedTuple
@@ -92,7 +92,8 @@ def known(tensor_call: TensorCall | None) -> Any:
     packed = call.function.packed(stored, maps, addresses[call.last] - b if call.last >= 0 else 0)
     workspace = first.new_empty((call.run.workspace,), dtype=torch.uint8) if call.run.workspace else None
     stream = torch._C._cuda_getCurrentRawStream(ordinal)
-    call.run(a, b, c, stream, 0, 0 if workspace is None else workspace.data_ptr(), None, (), packed)
+    words = (0, 0, ordered.counters(call.run.counters, stream, ordinal)) if call.run.counters else ()
+    call.run(a, b, c, stream, 0, 0 if workspace is None else workspace.data_ptr(), None, words, packed)
     return results[0] if len(results) == 1 else tuple(results)
 
 

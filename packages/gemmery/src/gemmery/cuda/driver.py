@@ -220,11 +220,13 @@ def captures(stream: int) -> bool:
     return int(status) == 0 and int(state) == 1  # CU_STREAM_CAPTURE_STATUS_ACTIVE
 
 
-def launch_config(x: int, y: int, z: int, width: int, height: int, depth: int, shared: int, early: bool) -> Any:
+def launch_config(
+    x: int, y: int, z: int, width: int, height: int, depth: int, shared: int, early: bool, together: bool = False
+) -> Any:
     """Return a launch config for `cuLaunchKernelEx`.
 
     An `early` kernel may start before the previous launch on the stream has ended, and waits by itself (CUDA guide,
-    "Programmatic Dependent Launch and Synchronization").
+    "Programmatic Dependent Launch and Synchronization"). Blocks that run `together` are a cooperative launch.
     """
     driver = api()
     config = driver.CUlaunchConfig()
@@ -236,6 +238,11 @@ def launch_config(x: int, y: int, z: int, width: int, height: int, depth: int, s
         overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         overlap.value.programmaticStreamSerializationAllowed = 1
         config.attrs, config.numAttrs = [overlap], 1
+    if together:
+        whole = driver.CUlaunchAttribute()
+        whole.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        whole.value.cooperative = 1
+        config.attrs, config.numAttrs = [*config.attrs[: config.numAttrs], whole], config.numAttrs + 1
     return config
 
 

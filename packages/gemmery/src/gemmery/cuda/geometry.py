@@ -63,6 +63,7 @@ class Geometry:
     needs: int = 70  # compute capability required by its instructions
     instructions: str = ""  # those instructions, if `needs` is above the minimum
     tile: tuple[int, int] = (1, 1)  # rows and columns of C for which a block loads A and B once
+    together: bool = False  # its blocks wait for each other: the driver starts all of them or none
     overlaps: bool = False  # may start before the previous launch on the stream has ended: it waits by itself
     maps: tuple[MapBox, ...] = ()  # in the order a, b, c; the kernels' argument is then a TmaProduct
     alone: bool = False  # no other compute capability has its instructions, not even a later one

@@ -99,9 +99,12 @@ class LaunchRecords:
 
     __slots__ = ("launches", "stream")
 
-    def __init__(self, launches: Sequence[FirstArguments], overlaps: tuple[bool, ...]) -> None:
-        early = overlaps or (False,) * len(launches)
-        self.launches = [(driver.launch_config(*each[1:], early[i]), each[0]) for i, each in enumerate(launches)]
+    def __init__(self, launches: Sequence[FirstArguments], overlaps: tuple[bool, ...], together: bool) -> None:
+        early, last = overlaps or (False,) * len(launches), len(launches) - 1
+        self.launches = [
+            (driver.launch_config(*each[1:], early[i], together and i == last), each[0])
+            for i, each in enumerate(launches)
+        ]
         self.stream = 0  # in all of them
 
     def move(self, stream: int) -> None:
@@ -120,13 +123,13 @@ class Ready:
     def __init__(
         self, launches: list[FirstArguments], argument: bytes, ordinal: int, workspace: int, transposed: bool,
         overlaps: tuple[bool, ...] = (), maps: tuple[PlacedMap, ...] = (), counters: int = 0, operands: int = 0,
-        out: str = "f32",
+        out: str = "f32", together: bool = False,
     ) -> None:  # fmt: skip
         self.ordinal = ordinal
         self.workspace = workspace  # bytes
         self.counters = counters  # bytes that are zero before and after: see `ordered.counters`
         self.maps = maps
-        self._launches, self._overlaps = launches, overlaps
+        self._launches, self._overlaps, self._together = launches, overlaps, together
         self._argument = argument + bytes(operands)
         self._tail = len(argument)  # where what a traced function reads begins
         self._transposed = transposed
@@ -189,7 +192,7 @@ class Ready:
         try:
             records = self._records.pop()
         except IndexError:
-            records = LaunchRecords(self._launches, self._overlaps)
+            records = LaunchRecords(self._launches, self._overlaps, self._together)
         if records.stream != stream:
             records.move(stream)
         for config, function in records.launches:
@@ -265,7 +268,7 @@ class CudaLaunch:
         return Ready(
             self._launches, argument, self._ordinal, workspace, is_transposed(problem, swapped),
             tuple(launch.overlaps for launch in geometry.launches), maps, geometry.counters if geometry.maps else 0,
-            function.size if function else room, problem.out,
+            function.size if function else room, problem.out, geometry.together,
         )  # fmt: skip
 
     def __call__(

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from gemmery import cache, dtypes
-from gemmery.epilogues.graph import COMPARISONS, STATISTICS, EpilogueGraph, GraphOperand, Node
+from gemmery.epilogues.graph import COMPARISONS, STATISTICS, EpilogueGraph, GraphOperand, GraphOutput, Node
 from gemmery.errors import RefusedError
 from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
@@ -50,6 +50,7 @@ class TracedFunction(NamedTuple):
     number: str  # the letter of `struct` for a number
     staged: bool = False  # whether the second output has a tensor map, by which kernels write it as they write C
     carried: tuple[int, ...] = ()  # the operands that have tensor maps, by which kernels bring them as they bring A
+    exchanges: bool = False  # whether it asks for a number of whole rows, of which blocks tell each other
 
     @property
     def size(self) -> int:
@@ -104,14 +105,24 @@ def _function(
     text: str, graph: EpilogueGraph, accumulator: str, vectors: tuple[int, ...], rows: bool, matrices: int,
     staged: bool, carried: tuple[int, ...],
 ) -> TracedFunction:  # fmt: skip
-    if not rows and graph.statistics:
-        raise RefusedError(f"{text}: statistics of rows are taken after the product, by traced_rows")
+    if not rows and graph.statistics and not _exchanges(graph, matrices):
+        raise RefusedError(f"{text}: these statistics of rows are taken after the product, by traced_rows")
     form = accumulator, vectors, rows, matrices, staged, carried
     key = cache.digest(text.encode(), repr(form).encode()).hex()[:16]
     name = f"{PAIRED if matrices == 2 else PREFIX}{key}"
     writer = _Writer(graph, *form)
     number = "d" if accumulator == "f64" else "f"
-    return _functions.setdefault(name, TracedFunction(name, writer.text(name), writer.kinds(), number, staged, carried))
+    exchanges = bool(graph.statistics) and not rows
+    of_name = TracedFunction(name, writer.text(name), writer.kinds(), number, staged, carried, exchanges)
+    return _functions.setdefault(name, of_name)
+
+
+def _exchanges(graph: EpilogueGraph, matrices: int) -> bool:
+    """Return True for one number of each row, which one word holds, and no matrix but the first output."""
+    first, *others = graph.outputs
+    single = len(graph.statistics) == 1 and graph.nodes[graph.statistics[0]].op != "row_log_sum_exp"
+    kinds = first.kind == "matrix" and all(other.kind == "column" for other in others)
+    return single and kinds and max(graph.sums, matrices) == 1
 
 
 def rows_kernel(function: TracedFunction, sums: str, n: int, threads: int) -> str:
@@ -136,6 +147,12 @@ def of(problem: Problem) -> TracedFunction | None:
 def is_traced(problem: Problem) -> bool:
     """Return True for a product that a traced function follows."""
     return problem.epilogue.startswith(PREFIX)
+
+
+def exchanges(problem: Problem) -> bool:
+    """Return True for a product whose blocks tell each other a number of each row."""
+    function = of(problem)
+    return function is not None and function.exchanges
 
 
 def is_paired(problem: Problem) -> bool:
@@ -176,6 +193,7 @@ class _Writer:
             for place, number in enumerate(order)
         )
         self.places = {number: place for place, number in enumerate(order)}
+        self.known = {number: f"statistics[{place}]" for number, place in self.places.items()}
         counts = {"SUMS": self._sums() if self.rows else self.matrices, "LEVELS": len(levels)}
         short = all(dtypes.get(output.dtype).size <= 2 for output in self.graph.outputs)
         counts |= {"STATISTICS": len(order), "CARRIED": len(self.carried), "STAGED": int(self.staged)}
@@ -187,7 +205,7 @@ class _Writer:
             "struct Function {",
             f"  enum {{ {', '.join(f'{key} = {value}' for key, value in counts.items())} }};",
         ]
-        if self.rows:
+        if levels:
             levels_of = "".join(
                 f"    if (statistic == {self.places[number]}) return {level};\n"
                 for level, numbers in enumerate(levels)
@@ -195,9 +213,9 @@ class _Writer:
             )
             parts += [f"  static constexpr __device__ int operation(int statistic) {{\n{codes}    return 0;\n  }}"]
             parts += [f"  static constexpr __device__ int level(int statistic) {{\n{levels_of}    return 0;\n  }}"]
-            parts += [self._terms(levels), self._finish()]
-        else:
-            parts += [self._maps(), self._apply()]
+            parts += [self._terms(levels)]
+        parts += [] if self.rows or not levels else [self._of_row()]
+        parts += [self._finish()] if self.rows else [self._maps(), self._apply()]
         return "\n".join((*parts, "};\n"))
 
     def _sums(self) -> int:
@@ -236,7 +254,7 @@ class _Writer:
         lines = []
         for number in sorted(used):
             node = self.graph.nodes[number]
-            if node.op != "operand":
+            if node.op != "operand" or number in self.known:
                 continue
             i = self.operands[node.value]
             kind, name = self.graph.operands[i].kind, f"o.x{i}"
@@ -264,6 +282,8 @@ class _Writer:
 
     def _expression(self, node: Node, number: int) -> str:
         op, values = node.op, [f"v{i}" for i in node.inputs]
+        if number in self.known:
+            return self.known[number]
         if op == "sum":
             return "sum[x]" if node.value == "0" else "second[x]"
         if op == "operand":
@@ -271,8 +291,6 @@ class _Writer:
             return f"x{i}[x]" if self.graph.operands[i].kind in ("matrix", "row") else f"x{i}"
         if op == "constant":
             return _constant(node.number)
-        if op in STATISTICS:
-            return f"statistics[{self.places[number]}]"
         if op == "row_index":
             return "S(at.i)"
         if op == "column_index":
@@ -294,13 +312,13 @@ class _Writer:
         raise RefusedError(f"{op}: kernels on a device have no such operation")
 
     def _needed(self, targets: Iterable[int]) -> set[int]:
-        """Return the nodes that are computed for these, not beyond statistics."""
+        """Return the nodes that are computed for these, not beyond those that are known."""
         used, waiting = set[int](), list(targets)
         while waiting:
             number = waiting.pop()
             if number not in used:
                 used.add(number)
-                if self.graph.nodes[number].op not in STATISTICS:
+                if number not in self.known:
                     waiting += self.graph.nodes[number].inputs
         return used
 
@@ -321,21 +339,49 @@ class _Writer:
         )
 
     def _apply(self) -> str:
-        outputs = [output.node for output in self.graph.outputs]
+        matrices = [(i, output.node) for i, output in enumerate(self.stored) if output.kind == "matrix"]
+        outputs = [self._written(output) for output in self.graph.outputs[: 1 + self.staged]]
         last = f"      sum[x] = v{outputs[0]};\n"
         if self.staged:
             last += f"      more[x] = v{outputs[1]};\n"
-        last += "".join(f"      z{i}[x] = v{output.node};\n" for i, output in enumerate(self.stored))
-        arrays = "".join(f"    S z{i}[WIDTH];\n" for i in range(len(self.stored)))
-        stores = "".join(self._store(i, "") for i in range(len(self.stored)))
+        last += "".join(f"      z{i}[x] = v{node};\n" for i, node in matrices)
+        arrays = "".join(f"    S z{i}[WIDTH];\n" for i, _ in matrices)
+        stores = "".join(self._store(i, "") for i, _ in matrices)
+        outputs += [node for _, node in matrices]
         if stores:
             stores = f"    if (at.i < at.m) {{\n{stores}    }}\n"
         return (
             "  template <class Math, int HOLDS = 0, int WIDTH, class S>\n"
             "  static __device__ __forceinline__ void apply(S (&sum)[WIDTH], const S (&second)[WIDTH], "
             "const Operands& o, Spot at,\n                                               "
-            f"const unsigned* held = nullptr, S* more = nullptr) {{\n{arrays}{self._loop(outputs, last)}{stores}  }}"
+            "const unsigned* held = nullptr, S* more = nullptr,\n                                               "
+            f"const S* of_row = nullptr) {{\n{arrays}{self._loop(outputs, last)}{stores}  }}"
         )
+
+    def _written(self, output: GraphOutput) -> int:
+        """Return the node of an output that a kernel rounds: what a cast to the output's own type reads."""
+        node = self.graph.nodes[output.node]
+        return node.inputs[0] if node.op == "cast" and node.value == output.dtype else output.node
+
+    def _of_row(self) -> str:
+        """The function of a row that gives what `apply` reads of it, and stores the outputs that are a column."""
+        kinds, first = self.graph.kinds(), self._written(self.graph.outputs[0])
+        read = {i for j in self._needed([first]) if kinds[j] != "column" for i in (j, *self.graph.nodes[j].inputs)}
+        values = [i for i in sorted(read | {first}) if kinds[i] == "column"]
+        used = self._needed([*values, *(output.node for output in self.stored)])
+        gives = "".join(f"    of_row[{place}] = v{number};\n" for place, number in enumerate(values))
+        stores = "".join(
+            f"    if (stores) o.y{i}[at.i * o.y{i}_row] = narrow<{self._type(output.dtype)}>(v{output.node});\n"
+            for i, output in enumerate(self.stored)
+        )
+        text = (
+            f"  enum {{ OF_ROW = {max(len(values), 1)} }};\n  template <class Math, class S>\n"
+            "  static __device__ __forceinline__ void take_row(S (&of_row)[OF_ROW], const S* statistics, "
+            "const Operands& o, Spot at,\n                                                  bool stores) {\n"
+            f"{self._loads(used)}{self._steps(used)}{gives}{stores}  }}"
+        )
+        self.known = {number: f"of_row[{place}]" for place, number in enumerate(values)}
+        return text
 
     def _store(self, i: int, before: str) -> str:
         name = f"o.y{i}"

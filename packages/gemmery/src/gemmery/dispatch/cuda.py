@@ -70,12 +70,17 @@ def with_function(problem: Problem) -> Candidate:
 
     Raises RefusedError with the reason if none can.
     """
+    hopper = driver.find(problem.device).capability == 90 and problem.dtype in TENSOR_COPIED
+    if traced_function.exchanges(problem):
+        if not hopper:
+            raise RefusedError("numbers of rows in the launch of the product: only on compute capability 9.0")
+        return _only(_TENSOR_COPIES, problem, "tensor cores, and blocks that tell each other numbers of rows")
     plain = next(candidates(problem._replace(epilogue="")))
     if plain.rung.name.startswith("gemv"):
         if traced_function.is_paired(problem):
             raise RefusedError("one row: a launch for each weight reads it at the speed of memory")
         return _only(plain.rung.name, problem, plain.reason)
-    if driver.find(problem.device).capability == 90 and problem.dtype in TENSOR_COPIED:
+    if hopper:
         return _only(_TENSOR_COPIES, problem, "tensor cores, and the function before sums leave registers")
     if traced_function.is_paired(problem):
         raise RefusedError("two weights in one launch: only devices of compute capability 9.0 have tiles of both")

@@ -174,6 +174,8 @@ def _resolve(problem: Problem, config: Config) -> Config:
 def _in_place(name: str, tile: Instance, apart: bool, problem: Problem, config: Config) -> Geometry:
     """The launch for operands that tensor copies read where they lie."""
     warpgroups, device = legal.consumers(problem, tile), target(problem)
+    if traced_function.exchanges(problem):
+        return _rows(problem, tile, config)
     return staged(
         name,
         problem,
@@ -184,6 +186,22 @@ def _in_place(name: str, tile: Instance, apart: bool, problem: Problem, config: 
         ahead=choose.lines_ahead(problem, tile, device) or -choose.begins_at_once(problem, device),
         apart=apart,
     )
+
+
+def _rows(problem: Problem, tile: Instance, config: Config) -> Geometry:
+    """The launch whose blocks tell each other numbers of rows: one for each tile of a band, all resident."""
+    rows, columns = -(-problem.m // tile.bm), problem.n // tile.bn
+    if tile.bm != 128 or tile.cm * tile.cn > 1 or problem.n % tile.bn or not 0 < columns <= config["blocks"]:
+        raise RefusedError(f"n={problem.n}, {tile.bm} x {tile.bn}: blocks exchange numbers of rows of whole tiles")
+    if problem.batch > 1 or problem.c_layout != "row" or problem.alignments[2] % 8:
+        raise RefusedError("blocks exchange numbers of rows of one C by rows, aligned to 8 bytes")
+    band = min(config["band"], rows, config["blocks"] // columns)
+    kernel = template("wgmma_rows", element(problem), C_NAMES[problem.out], steps(problem), legal.tiling(
+        problem, tile, legal.Consumers(2)))  # fmt: skip
+    shared = legal.ring_bytes(problem, tile) + 16 * tile.stages
+    words = 4 * rows * (tile.bm * columns + tile.bm // 16)
+    return launch("wgmma_rows", kernel, band * columns, 3, shared, tile[:2], operand_boxes(problem, tile), band=band,
+                  counters=words, together=True)  # fmt: skip
 
 
 def steps(problem: Problem) -> int | str:
@@ -242,7 +260,7 @@ def refuses_library(problem: Problem) -> str:
     if problem.out == "int32":
         whole = problem.dtype == "int8" and not (problem.epilogue or problem.scaled or problem.scales)
         return "" if whole else "it writes int32 only as the plain product of int8: ask for another result type"
-    if problem.out not in (*_HALF, "f32"):
+    if problem.out not in (*_HALF, "f32") and not traced_function.exchanges(problem):
         return f"it writes f16, bf16, f32, and int32 of int8, not {problem.out}"
     return ""
 

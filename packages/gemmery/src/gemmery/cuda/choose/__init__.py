@@ -92,6 +92,8 @@ def traced_choices(problem: Problem, device: Device) -> dict[str, int]:
 
     That is the one of the plain product, or for two weights of one as wide as both, if a tile may have halves of them.
     """
+    if traced_function.exchanges(problem):
+        return dict(zip(KEYS, (128, 256 if problem.n % 256 == 0 else 128, 4, 1, 1, 16, 1, device.sms), strict=True))
     paired = traced_function.is_paired(problem)
     whole = problem._replace(n=2 * problem.n) if paired else problem
     plain = whole._replace(epilogue="", scaled=True)

@@ -332,6 +332,16 @@ __device__ __forceinline__ void red_add_release(unsigned* counter, unsigned more
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(more) : "memory");
 }
 
+// A word that other blocks read and write meanwhile, which says nothing of other memory. sm_70.
+__device__ __forceinline__ unsigned ld_relaxed(const unsigned* from) {
+  unsigned x;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+  return x;
+}
+__device__ __forceinline__ void st_relaxed(unsigned* to, unsigned x) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
+}
+
 template <class Word> __device__ __forceinline__ void ld_shared_v4(Word (&x)[4], unsigned shared) {
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])

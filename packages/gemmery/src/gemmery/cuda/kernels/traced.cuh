@@ -11,5 +11,5 @@ struct Function {
   static constexpr __device__ bool is_row(int) { return false; }
   template <class Math, int HOLDS = 0, int WIDTH, class S>
   static __device__ __forceinline__ void apply(S (&)[WIDTH], const S (&)[WIDTH], const Operands&, Spot,
-                                               const unsigned* = nullptr, S* = nullptr) {}
+                                               const unsigned* = nullptr, S* = nullptr, const S* = nullptr) {}
 };

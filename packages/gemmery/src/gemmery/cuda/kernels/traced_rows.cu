@@ -4,28 +4,7 @@
 // Parent: quantize_rows, whose function is fixed. It serves until the kernel with the function in its epilogue is
 // there, and what no epilogue does. A and B are the sums with one weight, and with two.
 #include "epilogue.cuh"
-
-enum RowOperation { ROW_SUM, ROW_SUM_OF_SQUARES, ROW_MAXIMUM, ROW_LOG_SUM_EXP };
-
-// A statistic of some columns. That of exponentials has its sum by those of the largest element.
-template <class S> struct Partial { S value, sum; };
-
-template <int OPERATION, class S> __device__ __forceinline__ Partial<S> partial_of_none() {
-  constexpr bool LARGEST = OPERATION == ROW_MAXIMUM || OPERATION == ROW_LOG_SUM_EXP;
-  return {LARGEST ? S(__int_as_float(0xff800000)) : S(0), S(0)};
-}
-
-template <int OPERATION, class S> __device__ __forceinline__ Partial<S> together(Partial<S> x, Partial<S> y) {
-  if constexpr (OPERATION == ROW_SUM || OPERATION == ROW_SUM_OF_SQUARES) return {x.value + y.value, S(0)};
-  const S largest = Precise::maximum(x.value, y.value);
-  if constexpr (OPERATION == ROW_MAXIMUM) return {largest, S(0)};
-  auto part = [&](Partial<S> z) { return z.value == largest ? z.sum : z.sum * Precise::exp(z.value - largest); };
-  return {largest, part(x) + part(y)};
-}
-
-template <int OPERATION, class S> __device__ __forceinline__ Partial<S> partial_of(S x) {
-  return {OPERATION == ROW_SUM_OF_SQUARES ? x * x : x, S(1)};
-}
+#include "statistics.cuh"
 
 // That of all threads of a block, which all get.
 template <int OPERATION, int THREADS, class S> __device__ __forceinline__ S of_block(Partial<S> mine) {

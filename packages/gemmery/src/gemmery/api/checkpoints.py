@@ -81,7 +81,9 @@ def load_quantized(path: Any, library: Literal["numpy", "torch"] = "numpy") -> d
     Raises LayoutError for a file without quantized matrices or of another version, and InstallError without
     safetensors.
     """
-    library_, framework = _safetensors(), _framework(library)
+    if not is_one(library, ("numpy", "torch")):
+        raise ArgumentError(f"library={brief(library)}: arrays are those of 'numpy' or 'torch'")
+    library_, framework = _safetensors(), "np" if library == "numpy" else "pt"
     try:
         with library_.safe_open(os.fsdecode(path), framework) as file:
             text = (file.metadata() or {}).get(_KEY)
@@ -107,12 +109,6 @@ def _mapping(name: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping | None) or not all(isinstance(key, str) for key in value or ()):
         raise ArgumentError(f"{name}={brief(value)}: pass a dict with names as keys")
     return value or {}
-
-
-def _framework(library: str) -> str:
-    if not is_one(library, ("numpy", "torch")):
-        raise ArgumentError(f"library={brief(library)}: arrays are those of 'numpy' or 'torch'")
-    return "np" if library == "numpy" else "pt"
 
 
 # ---- checkpoints of others ----
@@ -177,7 +173,9 @@ def _columns(z: Any, bits: int) -> Any:
 def _matrix(codes: Any, scales: Any, zeros: Any, bits: int) -> QuantizedMatrix:
     """Return a matrix of codes from 0 on (n, k), factors and zero points (n, groups); symmetric where all are so."""
     xp = library_of(codes)
-    if not _divides(codes, scales, bits) or (zeros is not None and zeros.shape != scales.shape):
+    (n, k), (count, groups) = codes.shape, scales.shape
+    divides = n == count and groups and k % groups == 0 and (k // groups * bits) % 8 == 0
+    if not divides or (zeros is not None and zeros.shape != scales.shape):
         raise ShapeError(
             f"codes of shape {tuple(codes.shape)}, factors {tuple(scales.shape)} and zero points "
             f"{None if zeros is None else tuple(zeros.shape)}: each row needs as many factors as zero points, whose "
@@ -192,11 +190,6 @@ def _matrix(codes: Any, scales: Any, zeros: Any, bits: int) -> QuantizedMatrix:
     packed = bits_of(codes ^ 128, "int8")
     zeros = None if zeros is None else cast(cast(zeros, "f32") - middle, name_of(scales))
     return QuantizedMatrix("int8", packed, scales, zeros)
-
-
-def _divides(codes: Any, scales: Any, bits: int) -> bool:
-    (n, k), (rows, groups) = codes.shape, scales.shape
-    return bool(n == rows and groups and k % groups == 0 and (k // groups * bits) % 8 == 0)
 
 
 def _awq(tensors: Tensors, config: Mapping[str, Any]) -> QuantizedMatrix:

@@ -8,9 +8,6 @@ from gemmery import arrays, dtypes
 from gemmery.api.checked import NUMBER, CheckedCall, bias_shape, located, writable
 from gemmery.api.device_call import NO_SCALES
 from gemmery.api.options import (
-    added,
-    check_added,
-    check_beta,
     check_bias,
     check_semiring,
     check_values,
@@ -24,7 +21,7 @@ from gemmery.api.options import (
 from gemmery.api.promote import promoted
 from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View
-from gemmery.errors import DTypeError
+from gemmery.errors import ArgumentError, DTypeError, ShapeError, brief
 from gemmery.keywords import Options
 
 
@@ -36,9 +33,8 @@ def checked_call(
 
     C is `out`, or has neither memory nor strides. Its shape follows from A and B, except with offsets.
     """
-    c, old = None if out is None else viewed("out", out), None
-    if options.old is not None:
-        old = viewed(added(name), options.old)
+    added = "y" if name == "gemv" else "c"  # what beta multiplies
+    c, old = None if out is None else viewed("out", out), None if options.old is None else viewed(added, options.old)
     on_cpu = a.device == "cpu"
     if not on_cpu:
         a, b, c, old = located(a), located(b), c and located(c), old and located(old)
@@ -52,9 +48,7 @@ def checked_call(
         from gemmery.api import device_operands
 
         if old is not None and old.dtype in dtypes.FLOAT8:
-            raise DTypeError(
-                f"{added(name)} is {dtypes.get(old.dtype).numpy}: what beta multiplies is float16 or wider"
-            )
+            raise DTypeError(f"{added} is {dtypes.get(old.dtype).numpy}: what beta multiplies is float16 or wider")
         check_values(options)
         common, result = device_operands.types(a, b, options.dtype, c, old)
     shape = result_shape(a.shape, b.shape) if shape is None else shape
@@ -64,9 +58,10 @@ def checked_call(
     if name in ("gemm", "gemv"):
         alpha, beta = scalar("alpha", options.alpha, result), scalar("beta", options.beta, result)
         options = options._replace(alpha=alpha, beta=beta)
-    check_beta(name, options.beta, old)
-    if old is not None:
-        check_added(name, old, shape)
+    if options.beta != 0 and old is None:
+        raise ArgumentError(f"beta={brief(options.beta)} needs {added}, which beta multiplies; pass {added}, or beta=0")
+    if old is not None and old.shape != shape:
+        raise ShapeError(f"{added} has shape {old.shape}, but the product has shape {shape}; they must be equal")
     if not on_cpu and isinstance(options.bias, NUMBER):
         options = options._replace(bias=scalar("bias", options.bias, result))
         bias = View(0, (), (), dtypes.get(result).accumulator, a.device, a.stream)

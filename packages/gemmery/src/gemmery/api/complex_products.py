@@ -15,8 +15,8 @@ from gemmery.api.device_call import table
 from gemmery.arrange import Ints
 from gemmery.arrays import View
 from gemmery.cuda import driver
-from gemmery.cuda.geometry import C_NAMES, template
-from gemmery.cuda.launch import Ready, first_arguments, product_argument
+from gemmery.cuda.geometry import C_NAMES, Geometry, template
+from gemmery.cuda.launch import Ready, loaded, product_argument
 from gemmery.problem import Problem
 
 REAL = {"complex64": "f32", "complex128": "f64"}  # the numbers that are multiplied in the place of these
@@ -117,6 +117,5 @@ def _launch(shape: Ints, strides: Ints, dtype: str, device: str, operand: str) -
     # The kernel reads one of the three, whose strides these are.
     a, b, c = (View(0, shape, strides, dtype) for shape in ((batch, m, k), (batch, k, n), (batch, m, n)))
     argument = product_argument(Problem(m, n, k, dtype, dtype, batch, device=device), a, b, c)
-    function = int(driver.function("complex_expand.cu", name, card.ordinal, 0))
-    grid = min(count, _BLOCKS * card.sms), 1, 1
-    return Ready([first_arguments(function, grid, (_THREADS, 1, 1), 0)], argument, card.ordinal, 0, False, out=dtype)
+    launch = Geometry("complex_expand.cu", name, (min(count, _BLOCKS * card.sms), 1, 1), (_THREADS, 1, 1))
+    return Ready([loaded(launch, card.ordinal)], argument, card.ordinal, 0, False, out=dtype)

@@ -51,7 +51,9 @@ def product(call: CheckedCall, out: Any) -> Any:
         return arrays.wrap(like, c.owner)
     call = with_accumulators(call)
     casts = call.c.dtype != call.result
-    if casts or _overlaps(call):  # another `out` like this one may not overlap
+    old = None if call.old is None or arrays.same(call.old, call.c) else call.old
+    # C would change before all is read; another `out` like this one may not overlap.
+    if casts or any(z is not None and arrays.overlap(z, call.c) for z in (call.a, call.b, call.bias, old)):
         _compute_aside(call, call.c, out if casts else None)
     else:
         _compute(call, call.c, out)
@@ -69,12 +71,6 @@ def with_accumulators(call: CheckedCall) -> CheckedCall:
     return call._replace(bias=row._replace(shape=bias_shape(call.b), strides=(step,)))
 
 
-def _overlaps(call: CheckedCall) -> bool:
-    """Return True if writing to C would change an input before it is read."""
-    old = None if call.old is None or arrays.same(call.old, call.c) else call.old
-    return any(z is not None and arrays.overlap(z, call.c) for z in (call.a, call.b, call.bias, old))
-
-
 @lru_cache(maxsize=4096)
 def prepare(
     types: KernelTypes, shapes: tuple[Ints, Ints, Ints], strides: tuple[Ints, Ints, Ints], epilogue: str = "",
@@ -89,18 +85,10 @@ def prepare(
     (a, b, c), (a_strides, b_strides, c_strides) = shapes, strides
     form = arrange(a, a_strides, b, b_strides, c, c_strides, out_size, more_columns=not by_rows)
     c_layout = layout(form.m, form.n, form.c[1], form.c[2], out_size)
+    a_layout, b_layout = layout(form.m, form.k, *form.a[1:], size), layout(form.k, form.n, *form.b[1:], size)
     problem = Problem(
-        form.m,
-        form.n,
-        form.k,
-        types.a,
-        types.c,
-        form.batch,
-        layout(form.m, form.k, form.a[1], form.a[2], size),
-        "packed" if packed else layout(form.k, form.n, form.b[1], form.b[2], size),
-        c_layout,
-        epilogue,
-        scaled,
+        *(form.m, form.n, form.k, types.a, types.c, form.batch, a_layout, "packed" if packed else b_layout, c_layout),
+        *(epilogue, scaled),
         invariant=invariant,
         semiring=semiring or "",
         b_dtype=types.b if types.b != types.a else "",

@@ -80,12 +80,9 @@ if TYPE_CHECKING:  # mypy attaches a block to the function after it only if it c
     ) -> NDArray[Any]: ...
     @overload
     def tensordot(
-        a: Plain, b: Foreign, axes: Axes = 2, *, out: None = None, **options: Unpack[ContractionOptions]
-    ) -> Foreign: ...
-    @overload
-    def tensordot(
-        a: Foreign, b: Foreign | Plain, axes: Axes = 2, *, out: None = None, **options: Unpack[ContractionOptions]
-    ) -> Foreign: ...
+        a: Foreign | Plain, b: Foreign | Plain, axes: Axes = 2, *, out: None = None,
+        **options: Unpack[ContractionOptions],
+    ) -> Foreign: ...  # fmt: skip
     @overload
     def tensordot(a: Any, b: Any, axes: Axes = 2, *, out: Out, **options: Unpack[ContractionOptions]) -> Out: ...
     @overload
@@ -162,11 +159,7 @@ if TYPE_CHECKING:
     ) -> NDArray[Any]: ...
     @overload
     def vecdot(
-        a: Plain, b: Foreign, /, out: None = None, *, axis: int = -1, **options: Unpack[VecdotOptions]
-    ) -> Foreign: ...
-    @overload
-    def vecdot(
-        a: Foreign, b: Foreign | Plain, /, out: None = None, *, axis: int = -1, **options: Unpack[VecdotOptions]
+        a: Foreign | Plain, b: Foreign | Plain, /, out: None = None, *, axis: int = -1, **options: Unpack[VecdotOptions]
     ) -> Foreign: ...
     @overload
     def vecdot(a: Any, b: Any, /, out: Out, *, axis: int = -1, **options: Unpack[VecdotOptions]) -> Out: ...
@@ -183,15 +176,9 @@ def vecdot(*arguments: Any, **options: Any) -> Any:  # noqa: D103 # it has that 
 @opaque.opaque
 @takes_options
 def _einsum(
-    expression: Any,
-    /,
-    *operands: Any,
-    out: Any = None,
-    optimize: Any = None,
-    order: str = "K",
-    casting: str = "safe",
+    expression: Any, /, *operands: Any, out: Any = None, optimize: Any = None, order: str = "K", casting: str = "safe",
     **keywords: Any,
-) -> Any:
+) -> Any:  # fmt: skip
     """Return the sum of products of arrays that letters describe, as `numpy.einsum` does.
 
     >>> import numpy as np, gemmery as gm
@@ -220,8 +207,8 @@ def _einsum(
     if opaque.waiting and opaque.settle():
         return _einsum(expression, *operands, out=out, optimize=optimize, order=order, casting=casting, **keywords)
     options = record("einsum", keywords) if keywords else NO_OPTIONS
-    plain = out is None and options is NO_OPTIONS and type(order) is type(casting) is str
-    if plain and order == "K" and casting == "safe" and len(operands) == 2 and type(expression) is str:
+    plain = out is None and options is NO_OPTIONS and type(order) is type(casting) is type(expression) is str
+    if plain and order == "K" and casting == "safe" and len(operands) == 2:
         a, b = operands
         if sums_of_products.is_plain(a, b):
             try:
@@ -267,12 +254,9 @@ if TYPE_CHECKING:
     ) -> NDArray[Any]: ...
     @overload
     def einsum(
-        expression: str, a: Plain, b: Foreign, /, *, out: None = None, **options: Unpack[EinsumOptions]
-    ) -> Foreign: ...
-    @overload
-    def einsum(
-        expression: str, a: Foreign, b: Foreign | Plain, /, *, out: None = None, **options: Unpack[EinsumOptions]
-    ) -> Foreign: ...
+        expression: str, a: Foreign | Plain, b: Foreign | Plain, /, *, out: None = None,
+        **options: Unpack[EinsumOptions],
+    ) -> Foreign: ...  # fmt: skip
     @overload
     def einsum(expression: str, a: Any, b: Any, /, *, out: Out, **options: Unpack[EinsumOptions]) -> Out: ...
     @overload

@@ -159,26 +159,14 @@ def described(call: DeviceCall) -> tuple[Arrangement, Problem]:
     if call.grouped and not deep and layouts[2] != "row":
         layouts[2] = "any"  # C' = B' A' would have groups of columns
     problem = Problem(
-        m,
-        n,
-        k,
-        dtype=a.dtype,
-        out=c.dtype,
-        batch=1 if call.grouped else batch,
-        a_layout=layouts[0],
-        b_layout=layouts[1],
-        c_layout=layouts[2],
-        epilogue=call.epilogue,
-        scaled=call.scaled,
-        device=c.device,
-        alignments=(low[0], low[1], low[2]),
+        m, n, k, a.dtype, c.dtype, 1 if call.grouped else batch, layouts[0], layouts[1], layouts[2], call.epilogue,
+        call.scaled, c.device, alignments=(low[0], low[1], low[2]),
         scales="" if call.scaling is None else call.scaling.kind,
-        groups=batch if call.grouped and not deep else 0,
-        k_groups=batch if deep else 0,
+        groups=batch if call.grouped and not deep else 0, k_groups=batch if deep else 0,
         b_dtype=b.dtype if b.dtype != a.dtype else "",
         split="".join(operand for operand in call.split if walks_parts(form, operand, getattr(call, operand))),
         **{field: value for field, value in zip(FIELDS, call.options, strict=True) if value is not None},
-    )
+    )  # fmt: skip
     return form, problem
 
 

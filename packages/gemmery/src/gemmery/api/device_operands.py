@@ -92,7 +92,7 @@ def on_card(call: CheckedCall) -> CheckedCall:
     if call.offsets is None:
         precision = None if options.semiring else resolved(precision, common, result, a.device)
     options = options._replace(precision=precision, batch_invariant=bool(options.batch_invariant))
-    factors = (scales if call.offsets is None or len(b.shape) == 2 else group_scales)(options, a, b, common, result)
+    factors = scales(options, a, b, common, result, call.offsets is not None and len(b.shape) == 3)
     check_capability(common, result, bool(factors.kind), a.device)
     if options.alpha == 0:  # BLAS then reads neither A nor B
         a = a._replace(shape=(*a.shape[:-1], 0), dtype=common)
@@ -197,8 +197,8 @@ def checked(precision: Any, common: str, result: str) -> str | None:
     return str(precision)
 
 
-def scales(options: Options, a: View, b: View, common: str, result: str) -> OperandScales:
-    """Return the factors of A and B for `scale_a` and `scale_b` of the options.
+def scales(options: Options, a: View, b: View, common: str, result: str, grouped: bool = False) -> OperandScales:
+    """Return the factors of A and B for `scale_a` and `scale_b` of the options; if `grouped`, of rows and of groups.
 
     `common` is the type in which A and B are multiplied, `result` that of C.
 
@@ -208,15 +208,17 @@ def scales(options: Options, a: View, b: View, common: str, result: str) -> Oper
     factor, of_a, of_b = _read_scales(options, a, common, result)
     if of_a is None and of_b is None:
         return NO_SCALES._replace(factor=factor)
+    if grouped:
+        of_a = of_a and _spread("scale_a", of_a, (a.shape[0], 1))
+        of_b = of_b and _spread("scale_b", of_b, (b.shape[0], b.shape[2]))
+        (row, _), (group, column) = of_a.strides if of_a else (0, 0), of_b.strides if of_b else (0, 0)
+        return OperandScales("outer", factor, of_a, of_b, Scaling("outer", row // 4, 0, group // 4, column // 4))
     m, k = a.shape[-2] if len(a.shape) > 1 else 1, a.shape[-1]
     n = b.shape[-1] if len(b.shape) > 1 else 1
     alone = len(a.shape) <= 2 and len(b.shape) <= 2
-    by_row = of_a is None or of_a.shape in _outer(m, (m, 1), alone)
-    by_column = of_b is None or of_b.shape in _outer(n, (1, n), alone)
-    if by_row and by_column:
-        row = 0 if of_a is None or not of_a.shape else _step(of_a, 0)
-        column = 0 if of_b is None or not of_b.shape else _step(of_b, -1)
-        return OperandScales("outer", factor, of_a, of_b, Scaling("outer", row, 0, 0, column))
+    each_row, each_column = _along(of_a, alone, (m,), (m, 1)), _along(of_b, alone, (n,), (1, n))
+    if each_row is not None and each_column is not None:
+        return OperandScales("outer", factor, of_a, of_b, Scaling("outer", each_row, 0, 0, each_column))
     pieces, columns = -(-k // BLOCK), -(-n // BLOCK)
     blocks = (m, pieces), (pieces, columns)
     if alone and of_a is not None and of_b is not None and (of_a.shape, of_b.shape) == blocks:
@@ -225,8 +227,7 @@ def scales(options: Options, a: View, b: View, common: str, result: str) -> Oper
                 f"factors of blocks of {BLOCK} apply to float8 products, not to {dtypes.get(common).numpy}: pass one "
                 f"for each row of a, shape ({m},), and one for each column of b, shape ({n},)"
             )
-        scaling = Scaling("blocks", _step(of_a, 0), _step(of_a, 1), _step(of_b, 0), _step(of_b, 1))
-        return OperandScales("blocks", factor, of_a, of_b, scaling)
+        return OperandScales("blocks", factor, of_a, of_b, Scaling("blocks", *_steps(of_a), *_steps(of_b)))
     have = ", ".join(f"{name} of shape {z.shape}" for name, z in (("scale_a", of_a), ("scale_b", of_b)) if z)
     if not alone:
         raise ShapeError(f"{have}: with batch dimensions (shapes {a.shape} and {b.shape}) each operand has one factor")
@@ -235,17 +236,6 @@ def scales(options: Options, a: View, b: View, common: str, result: str) -> Oper
         f"{have} for operands of shapes {a.shape} and {b.shape}: scale_a is one number or has the shape ({m},), "
         f"scale_b is one number or has the shape ({n},){both if a.dtype in dtypes.FLOAT8 else ''}"
     )
-
-
-def group_scales(options: Options, a: View, b: View, common: str, result: str) -> OperandScales:
-    """Return the factors of the rows of A and of the groups of B, as `scales` does for one product."""
-    factor, of_a, of_b = _read_scales(options, a, common, result)
-    if of_a is None and of_b is None:
-        return NO_SCALES._replace(factor=factor)
-    of_a = of_a and _spread("scale_a", of_a, (a.shape[0], 1))
-    of_b = of_b and _spread("scale_b", of_b, (b.shape[0], b.shape[2]))
-    (row, _), (group, column) = of_a.strides if of_a else (0, 0), of_b.strides if of_b else (0, 0)
-    return OperandScales("outer", factor, of_a, of_b, Scaling("outer", row // 4, 0, group // 4, column // 4))
 
 
 def _read_scales(options: Options, a: View, common: str, result: str) -> tuple[float, View | None, View | None]:
@@ -285,12 +275,16 @@ def _spread(name: str, z: View, shape: Ints) -> View:
     raise ShapeError(f"{name} has shape {z.shape}; it must be one number, or {what}: shape {shape[:1]} or {shape}")
 
 
-def _outer(count: int, matrix: Ints, alone: bool) -> tuple[Ints, ...]:
-    """Return the shapes of one factor, and of one for each of `count` rows or columns."""
-    single = ((), (1,), (1, 1))
-    return (*single, (count,), matrix) if alone else single
+def _along(z: View | None, alone: bool, *shapes: Ints) -> int | None:
+    """Return the elements from a factor to the next, 0 of one factor; None for another shape than these of one operand.
+
+    With batch dimensions, where an operand is not `alone`, it has one factor.
+    """
+    if z is None or z.shape in ((), (1,), (1, 1)):
+        return 0
+    return sum(_steps(z)) if alone and z.shape in shapes else None
 
 
-def _step(z: View, axis: int) -> int:
-    """Return the elements from one factor to the next along an axis."""
-    return 0 if z.shape[axis] == 1 else z.strides[axis] // 4
+def _steps(z: View) -> Ints:
+    """Return the elements from one factor to the next along each dimension, 0 along those of length 1."""
+    return tuple(0 if n == 1 else stride // 4 for n, stride in zip(z.shape, z.strides, strict=True))

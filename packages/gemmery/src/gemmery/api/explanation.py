@@ -333,17 +333,9 @@ def _explanation(plan: "Plan", problem: Problem, limits: tuple[float, float, "Bo
     name = problem.epilogue
     return Explanation(
         fused=saved(name, usual(name), problem.m, problem.n, size, fused=True) if name else "",
-        rung=plan.rung.name,
-        idea=plan.rung.idea,
-        config=dict(plan.config),
-        reason=plan.reason,
-        problem=problem,
-        peak_gflops=peak,
-        bandwidth_gbs=bandwidth,
-        attainable_gflops=limit.gflops,
-        bound=limit.by,
-        **facts,
-    )
+        rung=plan.rung.name, idea=plan.rung.idea, config=dict(plan.config), reason=plan.reason, problem=problem,
+        peak_gflops=peak, bandwidth_gbs=bandwidth, attainable_gflops=limit.gflops, bound=limit.by, **facts,
+    )  # fmt: skip
 
 
 def _shape(x: View, y: View) -> None:

@@ -99,7 +99,8 @@ def product(a: Any, b: Any, out: Any, options: Options, multiply: Callable[..., 
             total = first.memory  # the kernel reads a sum before it writes there
         else:
             total = arrays.scratch(call.shapes.of("matrix"), sums)
-        multiply(a, weight, out=_array(total), **keywords)
+        plain_array = hasattr(total.owner, "shape") and not isinstance(total.owner, View)
+        multiply(a, weight, out=total.owner if plain_array else arrays.as_numpy(total), **keywords)
         totals.append(total)
     run = _run(call, totals, writings, threads)
     if run and plain:
@@ -253,42 +254,26 @@ def explained(a: Any, b: Any, options: Options) -> str:
     return saved(function.__name__, graph, shapes.m, shapes.n, size, fused)
 
 
-def _array(view: View) -> Any:
-    """Return memory as an array into which a product is written."""
-    return view.owner if hasattr(view.owner, "shape") and not isinstance(view.owner, View) else arrays.as_numpy(view)
-
-
 def _run(call: PreparedEpilogue, totals: Sequence[View], writings: Sequence[Writing], threads: int) -> bytes:
     """Apply the graph to sums in memory; return the job that ran, b"" without one."""
     shapes = call.shapes
-    _unchanged(call, writings)
+    # The code of an argument may have resized another one, which kernels would read where it was.
+    arrays.unchanged(**{f"operand {x.operand.name!r}": x.memory for x in call.readings})
+    arrays.unchanged(**{f"out {place}": writing.memory for place, writing in enumerate(writings)})
     if 0 in (*shapes.batch, shapes.m):
         return b""
     if not shapes.n:
         _without_columns(call.graph, shapes, writings)
         return b""
-    words = [slot(total.pointer, *(steps(total, "matrix", shapes) or (0, 0))) for total in totals]
-    table = ctypes.create_string_buffer(b"".join((*words, *_table(call, writings))))
+    slots = [(total, "matrix") for total in totals]
+    outputs = [(x.memory, o.kind) for x, o in zip(writings, call.graph.outputs, strict=True)]
+    sums, results = ([slot(z.pointer, *(steps(z, kind, shapes) or (0, 0))) for z, kind in x] for x in (slots, outputs))
+    table = ctypes.create_string_buffer(b"".join((*sums, *(reading.words for reading in call.readings), *results)))
     launch = row_pass.kernel(Pass(call.graph.text, call.element, (call.sums,) * len(totals)))
     count = math.prod(shapes.batch)
     job = row_pass.job(launch, count, shapes.m, shapes.n, ctypes.addressof(table), threads)
     launch.run(job, totals[0], totals[0])
     return job
-
-
-def _unchanged(call: PreparedEpilogue, writings: Sequence[Writing]) -> None:
-    """Raise LayoutError if the code of an argument resized another one, which kernels would read where it was."""
-    read = {reading.operand.name: reading.memory for reading in call.readings}
-    arrays.unchanged(**{f"operand {name!r}": memory for name, memory in read.items()})
-    arrays.unchanged(**{f"out {place}": writing.memory for place, writing in enumerate(writings)})
-
-
-def _table(call: PreparedEpilogue, writings: Sequence[Writing]) -> list[bytes]:
-    """Return the slots of operands and outputs."""
-    words = [reading.words for reading in call.readings]
-    for output, writing in zip(call.graph.outputs, writings, strict=True):
-        words.append(slot(writing.memory.pointer, *(steps(writing.memory, output.kind, call.shapes) or (0, 0))))
-    return words
 
 
 def _without_columns(graph: EpilogueGraph, shapes: Shapes, writings: Sequence[Writing]) -> None:

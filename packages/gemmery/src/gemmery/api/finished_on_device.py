@@ -30,7 +30,8 @@ from gemmery.api.promote import promoted
 from gemmery.arrange import Ints
 from gemmery.arrays import View, view
 from gemmery.cuda import driver, ordered, tensormaps, traced_function
-from gemmery.cuda.launch import CudaLaunch, Ready, first_arguments, product_argument
+from gemmery.cuda.geometry import Geometry
+from gemmery.cuda.launch import CudaLaunch, Ready, loaded, product_argument
 from gemmery.cuda.traced_function import Strides, TracedFunction
 from gemmery.dispatch.cuda import with_function
 from gemmery.epilogues.graph import EpilogueGraph
@@ -358,15 +359,9 @@ def _carried(
 
 @table.once
 def _fused_launch(
-    call: DeviceCall,
-    graph: EpilogueGraph,
-    vectors: tuple[int, ...],
-    weights: int,
-    matrices: int,
-    staged: bool,
-    low: int,
-    carried: tuple[tuple[int, View], ...],
-) -> Fused | str:
+    call: DeviceCall, graph: EpilogueGraph, vectors: tuple[int, ...], weights: int, matrices: int, staged: bool,
+    low: int, carried: tuple[tuple[int, View], ...],
+) -> Fused | str:  # fmt: skip
     """Return the launch of a product with a function, or why there is none."""
     if weights == 2 and matrices == 1:
         graph = traced_function.second_as_operand(graph, "f32")
@@ -425,7 +420,6 @@ def _rows_launch(
     memory = View(0, (1, m, n), (0, n * size, size), sums)
     problem = Problem(m, n, 1, sums, element)
     argument = product_argument(problem, memory, memory, memory)
-    handle = int(driver.function("traced_rows.cu", kernel, card.ordinal))
-    grid = min(m, _BLOCKS * card.sms), 1, 1
-    launch = first_arguments(handle, grid, (_THREADS, 1, 1), 0)
-    return Fused(Ready([launch], argument, card.ordinal, 0, False, operands=function.size), function)
+    launch = Geometry("traced_rows.cu", kernel, (min(m, _BLOCKS * card.sms), 1, 1), (_THREADS, 1, 1))
+    run = Ready([loaded(launch, card.ordinal)], argument, card.ordinal, 0, False, operands=function.size)
+    return Fused(run, function)

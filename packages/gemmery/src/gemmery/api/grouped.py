@@ -9,6 +9,7 @@ import numpy as np
 
 from gemmery import arrays, dtypes
 from gemmery.api import array_libraries, opaque, products
+from gemmery.api.array_libraries import NO_PARTS
 from gemmery.api.checked import writable
 from gemmery.api.checks import checked_call
 from gemmery.api.options import host_ends, own_options, result_types, viewed
@@ -76,20 +77,15 @@ def grouped_matmul(
     With `offsets`, `a` is (rows, k) and contains the rows of all groups, one group after the other; `b` is
     (groups, k, n), with any strides: `weights.mT` for weights of (groups, n, k). Group g has the rows from
     offsets[g - 1] (0 for the first) up to, not including, offsets[g]; it may have none. The result is (rows, n). Rows
-    from the last offset on belong to no group: they are not written, neither in `out` nor in a new result, whose
-    values there are undefined.
+    from the last offset on belong to no group: they are not written, and undefined in a new result.
 
     - `offsets`: `groups` integers, not decreasing, at most `rows`. For arrays on a CUDA device they may be there too,
-      as int32. Offsets on the device are not checked: each is used as if it were at least the one before it and at
-      most `rows`.
-    - `out`: an array of the result's shape that receives the result and is returned.
+      as int32: these are not checked, and each is used as if it were at least the one before it and at most `rows`.
     - `gather`: row numbers of `a`, of any length: the groups' rows are a[gather], so that tokens need no copy by hand.
-    - `scatter`: a row number of the result for each row of the groups. The result has as many rows as `a`, or as `out`;
-      each is the sum of those that go there, in their order, from zero, rounded once.
-    - `bias`: (groups, n) or (n,) numbers, or one.
-    - `scale_a`, `scale_b`: factors of A and B as in `matmul`: one number, or one for each row of `a`; one number, one
-      for each group, or (groups, n).
-    - `dtype`, `activation`, `batch_invariant`: as in `matmul`.
+    - `scatter`: a row number of the result, which has as many rows as `a`, or as `out`, for each row of the groups; a
+      row is the sum of those that go there, in their order, from zero, rounded once.
+    - `bias`: (groups, n) or (n,) numbers, or one. `scale_a` is a number, or one for each row of `a`; `scale_b` a
+      number, one for each group, or (groups, n). `out`, `dtype`, `activation`, `batch_invariant` are as in `matmul`.
 
     >>> gm.grouped_matmul(tokens, experts[1:], offsets=[2, 3], gather=[0, 3, 3], scatter=[0, 1, 1])
     array([[ 0., -1.],
@@ -99,7 +95,7 @@ def grouped_matmul(
 
     With `offsets` and a `b` of (k, n), groups follow each other along k: `a` is (m, k), group g has the columns of `a`
     and the rows of `b` from offsets[g - 1] to offsets[g], and the result is (groups, m, n), zeros for a group of none.
-    These are the gradients of experts' weights, `tokens.T` times the gradient of what they became.
+    These are the gradients of experts' weights.
 
     >>> gm.grouped_matmul(tokens.T, np.ones((4, 1)), offsets=[1, 1, 4]).mT
     array([[[ 0.,  1.]],
@@ -108,35 +104,28 @@ def grouped_matmul(
     <BLANKLINE>
            [[12., 15.]]])
 
-    There is no `bias`, and factors are as in `matmul`; those of blocks of 128 of k are counted from the start of `a`
-    and `b`, not of a group, and groups that begin at multiples of 128 are multiplied fastest.
+    There is no `bias`; blocks of 128 of k with factors begin with `a`, not a group: multiples of 128 are the fastest.
 
     Without `offsets`, `a` and `b` are lists of matrices of any shapes, and the result is the list of their products;
     `out` is a list or None, `bias`, `scale_a` and `scale_b` are lists with an element (or None) for each product, or
-    what all products share. They are written one after the other, so an element of `out` must not overlap what a later
-    product reads.
+    what all share. An element of `out` must not overlap what a later product reads.
 
-    `b` may be a `QuantizedMatrix` of shape (groups, k, n), or a list of quantized matrices without `offsets`. On a
-    device of compute capability 9.0 one launch reads the codes of those that have rows, where `a` and factors have one
-    type of 16 bits. Blocks may share the sums of a tile there, so that the last bits of a row depend on where groups
-    end, unless `batch_invariant`. Elsewhere weights are expanded by a launch, then all groups multiplied by another; on
-    the CPU, group by group.
+    `b` may be a `QuantizedMatrix` of shape (groups, k, n), or a list of quantized matrices without `offsets`. Compute
+    capability 9.0 reads the codes of those that have rows in one launch, where `a` and factors have one type of 16
+    bits; the last bits of a row depend there on where groups end, unless `batch_invariant`.
 
     Each group's product has the element types, accuracy and determinism of `matmul`. Compute capability 9.0 multiplies
     all groups of float16, bfloat16, float8 and int8 in one launch; there the bits of a row depend on no other row.
-
     Raises the errors of `matmul`, and ArgumentError for offsets that decrease or lie beyond the rows.
     """
     if opaque.waiting and opaque.settle():
         return grouped_matmul(a, b, offsets=offsets, out=out, gather=gather, scatter=scatter, **keywords)
     if gather is not None or scatter is not None:
         return _gathered(a, b, offsets, out, gather, scatter, keywords)
-    if keywords:
-        keywords = own_options("grouped_matmul", keywords)
+    keywords = own_options("grouped_matmul", keywords) if keywords else keywords
     if offsets is None:
         return _listed(a, b, out, Options(**keywords))
-    call = b, out, "grouped_matmul", None, keywords or None, array_libraries.NO_PARTS, offsets
-    done = array_libraries.served(a, *call)
+    done = array_libraries.served(a, b, out, "grouped_matmul", None, keywords or None, NO_PARTS, offsets)
     return _stacked(a, b, offsets, out, keywords) if done is None else done
 
 
@@ -146,21 +135,19 @@ def _stacked(a: Any, b: Any, offsets: Any, out: Any, keywords: dict[str, Any]) -
     x, where = view(a), view(offsets)
     y = _viewed(b, x.dtype)
     deep = len(y.shape) == 2 and type(b) not in _QUANTIZED
-    shape = _deep_shape(x, y, where, terms) if deep else _stacked_shape(x, y, where)
-    if x.device != "cpu" and type(b) in _QUANTIZED:
-        from gemmery.api import on_device, quantized_products
-
-        on_device.check_offsets(x, where)
-        done = quantized_products.experts(a, b, x, where, shape, offsets, out, terms)
-        if done is not None:
-            return done
-        b = quantized_products.device_weight(b, x.dtype, x).swapaxes(-1, -2)
-        y = view(b)
-    multiply = multiply_depths if deep else multiply_groups
+    shape = _stacked_shape(x, y, where, terms, deep)
     if x.device != "cpu":
         from gemmery.api import on_device
 
-        return on_device.grouped_product(x, y, where, shape, out, terms, keywords, multiply)
+        where = on_device.checked_offsets(x, where)
+        if type(b) in _QUANTIZED:
+            from gemmery.api import quantized_products
+
+            done = quantized_products.experts(a, b, x, where, shape, offsets, out, terms)
+            if done is not None:
+                return done
+            y = view(quantized_products.device_weight(b, x.dtype, x).swapaxes(-1, -2))
+        return on_device.product("grouped_matmul", x, y, out, terms, keywords, NO_PARTS, shape, where, multiply_groups)
     arrays.together(a=x, b=y, offsets=where)
     call = checked_call("grouped_matmul", x, y, out, terms, shape=shape, offsets=where)
     ends = host_ends(offsets, x.shape[deep], "columns" if deep else "rows")
@@ -172,7 +159,7 @@ def _stacked(a: Any, b: Any, offsets: Any, out: Any, keywords: dict[str, Any]) -
     arrays.unchanged(a=x, b=y, bias=bias, out=None if out is None else call.c)
     a, b = sliceable(a, x), sliceable(b, y)
     dtype = None if terms.dtype is None else dtypes.get(call.result).numpy
-    multiply(a, b, ends, array, terms._replace(bias=bias and sliceable(terms.bias, bias), dtype=dtype))
+    multiply_groups(a, b, ends, array, terms._replace(bias=bias and sliceable(terms.bias, bias), dtype=dtype))
     if apart:
         arrays.store(view(array[:last]), view(out[:last]))
         arrays.written(out)
@@ -184,40 +171,22 @@ def _viewed(b: Any, dtype: str) -> View:
     return View(0, b.shape, (0,) * len(b.shape), dtype) if type(b) in _QUANTIZED else view(b)
 
 
-def _stacked_shape(x: View, y: View, offsets: View) -> Ints:
-    """Return the shape of the result of a stack. Raises ShapeError and DTypeError."""
-    if len(x.shape) != 2 or len(y.shape) != 3:
+def _stacked_shape(x: View, y: View, offsets: View, terms: Options, deep: bool) -> Ints:
+    """Return the shape of the result, of groups along k if `deep`. Raises ShapeError, DTypeError and ArgumentError."""
+    if len(x.shape) != 2 or len(y.shape) != 3 - deep:
         raise ShapeError(
             f"grouped_matmul with offsets multiplies a of shape (rows, k) by b of shape (groups, k, n) (got shapes "
             f"{x.shape} and {y.shape}), or a of shape (m, k) by b of shape (k, n) in groups along k; pass lists of "
             "matrices without offsets for products of different shapes"
         )
-    _check_ends(offsets, y.shape[0])
-    return result_shape(x.shape, y.shape[1:])
-
-
-def _deep_shape(x: View, y: View, offsets: View, terms: Options) -> Ints:
-    """Return the shape of the result of groups along k. Raises ShapeError, DTypeError and ArgumentError."""
-    if len(x.shape) != 2:
-        raise ShapeError(f"groups along k, of a b of shape {y.shape}, have an a of shape (m, k), not {x.shape}")
-    shape = result_shape(x.shape, y.shape)
-    if terms.bias is not None:
+    if deep and terms.bias is not None:
         raise ArgumentError("a bias of groups along k: each has a matrix of its own; add it to the result")
-    if len(offsets.shape) != 1:
-        raise ShapeError(f"offsets has shape {offsets.shape}; pass the end of each group: shape (groups,)")
-    _check_ends(offsets, offsets.shape[0])
-    return (*offsets.shape, *shape)
-
-
-def _check_ends(offsets: View, groups: int) -> None:
-    """Raise ShapeError or DTypeError unless there are so many offsets, and they are integers."""
-    if offsets.shape != (groups,):
-        raise ShapeError(
-            f"offsets has shape {offsets.shape}, and b has {groups} matrices; pass the end of each group's rows: shape "
-            f"({groups},)"
-        )
-    if dtypes.get(offsets.dtype).kind not in "iu" and groups:
+    if len(offsets.shape) != 1 or not (deep or offsets.shape == y.shape[:1]):
+        count, have = ("groups", "") if deep else (y.shape[0], f", and b has {y.shape[0]} matrices")
+        raise ShapeError(f"offsets has shape {offsets.shape}{have}; pass the end of each group: shape ({count},)")
+    if dtypes.get(offsets.dtype).kind not in "iu" and offsets.shape[0]:
         raise DTypeError(f"offsets are {dtypes.get(offsets.dtype).numpy}, and row numbers are integers; pass int32")
+    return (*offsets.shape, *result_shape(x.shape, y.shape)) if deep else result_shape(x.shape, y.shape[1:])
 
 
 def _listed(a: Any, b: Any, out: Any, terms: Options) -> list[Any]:
@@ -261,39 +230,31 @@ def _listed(a: Any, b: Any, out: Any, terms: Options) -> list[Any]:
 
 
 def multiply_groups(a: Any, b: Any, ends: Sequence[int], out: Any, terms: Options) -> None:
-    """Write the product of each group to its rows of `out`, one `matmul` after the other."""
+    """Write the product of each group to its rows of `out`, along k to its matrix, one `matmul` after the other.
+
+    Raises ArgumentError where a group begins within a block of k that has a factor.
+    """
     a, b = sliceable(a), sliceable(b)
     bias, scale_a, scale_b = (
         sliceable(values) if isinstance(values, list | tuple) else values
         for values in (terms.bias, terms.scale_a, terms.scale_b)
     )
-    each_bias = getattr(bias, "ndim", 0) == 2
-    each_row, each_group = (tuple(getattr(factors, "shape", ())) not in ((), (1,)) for factors in (scale_a, scale_b))
+    sides, deep = [tuple(getattr(values, "shape", ())) for values in (bias, scale_a, scale_b)], len(b.shape) == 2
+    in_blocks = deep and len(sides[1]) == 2 and sides[1][1] > 1
+    each_row, each_group = (not deep and shape not in ((), (1,)) for shape in sides[1:])
     for group, (start, end) in enumerate(pairwise((0, *ends))):
-        if start < end:
-            options = terms._replace(
-                bias=bias[group] if each_bias else bias,
-                scale_a=scale_a[start:end] if each_row else scale_a,
-                scale_b=scale_b[group] if each_group else scale_b,
-            )
+        if in_blocks and start % _BLOCK:
+            raise ArgumentError(f"group {group} begins at {start}: in blocks of {_BLOCK} of k with a factor each")
+        part = slice(start // _BLOCK, -(-end // _BLOCK))
+        options = terms._replace(
+            bias=bias[group] if len(sides[0]) == 2 else bias,
+            scale_a=scale_a[:, part] if in_blocks else scale_a[start:end] if each_row else scale_a,
+            scale_b=scale_b[part] if in_blocks else scale_b[group] if each_group else scale_b,
+        )
+        if deep:
+            products.matmul(a[:, start:end], b[start:end], out[group], **options.passed())
+        elif start < end:
             products.matmul(a[start:end], b[group], out[start:end], **options.passed())
-
-
-def multiply_depths(a: Any, b: Any, ends: Sequence[int], out: Any, terms: Options) -> None:
-    """Write the product of each group along k to its matrix of `out`, one `matmul` after the other.
-
-    Raises ArgumentError where a group begins within a block of k that has a factor.
-    """
-    a, b = sliceable(a), sliceable(b)
-    in_blocks = len(getattr(terms.scale_a, "shape", ())) == 2 and terms.scale_a.shape[1] > 1
-    for group, (start, end) in enumerate(pairwise((0, *ends))):
-        options = terms
-        if in_blocks:
-            if start % _BLOCK:
-                raise ArgumentError(f"group {group} begins at {start}: in blocks of {_BLOCK} of k with a factor each")
-            part = slice(start // _BLOCK, -(-end // _BLOCK))
-            options = terms._replace(scale_a=terms.scale_a[:, part], scale_b=terms.scale_b[part])
-        products.matmul(a[:, start:end], b[start:end], out[group], **options.passed())
 
 
 def sliceable(array: Any, its_view: View | None = None) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -30,25 +31,30 @@ from gemmery.keywords import NO_OPTIONS, Options
 
 
 def product(
-    name: str, a: View, b: View, out: Any, options: Options, keywords: Keywords, parts: tuple[int, int] = NO_PARTS
-) -> Any:
+    name: str, a: View, b: View, out: Any, options: Options, keywords: Keywords, parts: tuple[int, int] = NO_PARTS,
+    shape: Ints | None = None, offsets: View | None = None, multiply_groups: Any = None,
+) -> Any:  # fmt: skip
     """Return the product of two arrays by their views, one of which is on a device, for the function `name`.
 
     `keywords` are those of the options that the call named, in its order: by them it is looked up when it comes again.
-    `parts` are the addresses of the parts of A and of B, where they were split before.
+    `parts` are the addresses of the parts of A and of B, where they were split before. With `offsets` the result has
+    this shape, and `multiply_groups` writes a product for each group where no kernel reads them.
     """
     if options.threads is not None:
         raise ArgumentError(
             f"threads={brief(options.threads)} applies to products on the CPU only, and the operands are on a device; "
             "leave it out"
         )
-    placed = checked_call(name, a, b, out, options, parts)
+    placed = checked_call(name, a, b, out, options, parts, shape, offsets)
+    if offsets is not None and placed.c.dtype != placed.result:  # rows that belong to no group keep their values
+        have, want = dtypes.get(placed.c.dtype).numpy, dtypes.get(placed.result).numpy
+        raise DTypeError(f"out is {have} and the result {want}; pass an out of {want}, or dtype={have!r}")
     call = for_kernels(placed, converted)
     arrays.unchanged(a=placed.a, b=placed.b, c=placed.old, out=None if out is None else placed.c)
-    direct = out is not None and _is_direct(call)
+    direct = out is not None and (offsets is not None or _is_direct(call))
     if not direct:
         call = call._replace(c=new(call.a, call.c.shape, call.result))
-    served = _write(call)
+    served = _write(call) if offsets is None else _write_groups(call, placed, options, multiply_groups)
     if out is not None:
         if not direct:
             copy(call.c, placed.c)
@@ -204,42 +210,12 @@ def finished(a: View, c: View) -> Any:
     return xp.__array_namespace__().from_dlpack(array) if hasattr(xp, "__array_namespace__") else array
 
 
-def grouped_product(
-    a: View, b: View, offsets: View, shape: Ints, out: Any, options: Options, keywords: Keywords,
-    multiply_groups: Callable[..., None],
-) -> Any:  # fmt: skip
-    """Return the products of the groups; the views are those of a, b and the offsets, `shape` is the result's.
-
-    Where b is one matrix, groups follow each other along k. `multiply_groups` writes a product for each group, where no
-    kernel reads the offsets.
-    """
+def checked_offsets(a: View, offsets: View) -> View:
+    """Return the ends of groups with their device. Raises unless they are on the host, or as a kernel reads them."""
     offsets = located(offsets)
-    check_offsets(located(a), offsets)
-    placed = checked_call("grouped_matmul", a, b, out, options, NO_PARTS, shape, offsets)
-    if placed.c.dtype != placed.result:  # rows that belong to no group keep their values
-        have, want = dtypes.get(placed.c.dtype).numpy, dtypes.get(placed.result).numpy
-        raise DTypeError(f"out is {have} and the result {want}; pass an out of {want}, or dtype={have!r}")
-    call = for_kernels(placed, converted)
-    if out is None:
-        call = call._replace(c=new(call.a, shape, call.result))
-    groups = b.shape[0]
-    if 0 not in shape and (groups or len(b.shape) == 2):  # without, a kernel has neither a matrix nor an offset to read
-        ends = _launch_groups(call) if groups else [0] * shape[0]
-        if isinstance(ends, list):
-            _one_by_one(placed._replace(c=call.c), ends, options, multiply_groups)
-        elif offsets.device != "cpu" and call.a is placed.a and call.b is placed.b:
-            array_libraries.remember("grouped_matmul", call, out is None, keywords, ends)
-    if out is None:
-        return finished(placed.a, call.c)
-    arrays.written(out)
-    return out
-
-
-def check_offsets(a: View, offsets: View) -> None:
-    """Raise unless the offsets are on the host, or as a kernel reads them on the device of a."""
     if offsets.device == "cpu":
-        return
-    arrays.together(a=a, offsets=offsets)
+        return offsets
+    arrays.together(a=located(a), offsets=offsets)
     if offsets.dtype != "int32":
         raise DTypeError(
             f"offsets are {dtypes.get(offsets.dtype).numpy} on {offsets.device}, and kernels read int32; convert them, "
@@ -247,45 +223,50 @@ def check_offsets(a: View, offsets: View) -> None:
         )
     if offsets.shape[0] > 1 and offsets.strides != (4,):
         raise LayoutError(f"offsets have a stride of {offsets.strides[0]} bytes; pass a contiguous array of int32")
+    return offsets
 
 
-def _launch_groups(call: CheckedCall) -> list[int] | TieredLaunch:
-    """Write the products to C by one launch; return it, or the ends of the groups where no kernel does so."""
-    a, offsets, deep = call.a, call.offsets, len(call.b.shape) == 2
+def _write_groups(
+    call: CheckedCall, placed: CheckedCall, options: Options, multiply_groups: Callable[..., None]
+) -> TieredLaunch | None:
+    """Write the products of groups to C; return the launch that did it if it reads offsets on the device.
+
+    Where no kernel does so `multiply_groups` writes one after the other from `placed`, the call before its conversion.
+    """
+    a, c, offsets, deep = call.a, call.c, call.offsets, len(call.b.shape) == 2
     rows, what = (a.shape[1], "columns") if deep else (a.shape[0], "rows")
     assert offsets is not None
-    served = prepare_groups(call.still())
+    on_host, nothing = offsets.device == "cpu", not call.b.shape[0]
+    if 0 in c.shape or (nothing and not deep):  # a kernel has neither a matrix nor an offset to read
+        return None
+    served = "" if nothing else prepare_groups(call.still())
     captured = bool(a.stream) and driver.captures(a.stream)
-    if isinstance(served, str) or (captured and offsets.device == "cpu"):
+    if isinstance(served, str) or (captured and on_host):
         if not arrays.allocates(a.array):
             raise LayoutError(f"a {type(a.array).__name__} cannot be cut into groups: pass arrays of PyTorch or CuPy")
-        if offsets.device == "cpu":
-            return host_ends(offsets.array, rows, what)
-        if captured:
+        if captured and not on_host:
             raise DeviceError(
                 "a CUDA graph captures this stream, and no kernel of this product reads offsets on the device; pass "
                 "them as a list, which the graph keeps"
             )
-        return clamped(offsets.array.tolist(), rows)  # the host waits for the stream
-    if offsets.device == "cpu":
-        ends = np.array(host_ends(offsets.array, rows, what), np.int32)
-        memory = scratch(a, ends.nbytes)
-        ordered.bring(ends.ctypes.data, memory.pointer, ends.nbytes, a.stream, a.ordinal)
+        if nothing:
+            ends = [0] * c.shape[0]
+        else:  # for offsets on the device the host waits for the stream
+            ends = host_ends(offsets.array, rows, what) if on_host else clamped(offsets.array.tolist(), rows)
+        aside = any(z and arrays.overlap(z, c) for z in placed.read)  # C overlaps what later groups read
+        target = new(a, c.shape, c.dtype) if aside else c
+        multiply_groups(placed.a.array, placed.b.array, ends, target.array, options)
+        if aside:
+            last = c.shape[0] if deep else ends[-1]
+            copy(view(target.array[:last]), view(c.array[:last]))
+        return None
+    if on_host:
+        whole = np.array(host_ends(offsets.array, rows, what), np.int32)
+        memory = scratch(a, whole.nbytes)
+        ordered.bring(whole.ctypes.data, memory.pointer, whole.nbytes, a.stream, a.ordinal)
         call = call._replace(offsets=memory)
     enqueue(call, served)
-    return served
-
-
-def _one_by_one(call: CheckedCall, ends: list[int], options: Options, multiply_groups: Callable[..., None]) -> None:
-    """Write a product for each group; to other memory first where C overlaps what later groups read."""
-    a, b, c = call.a, call.b, call.c
-    if not any(z and arrays.overlap(z, c) for z in call.read):
-        multiply_groups(a.array, b.array, ends, c.array, options)
-        return
-    memory = new(a, c.shape, c.dtype)
-    multiply_groups(a.array, b.array, ends, memory.array, options)
-    last = c.shape[0] if len(b.shape) == 2 else ends[-1]
-    copy(view(memory.array[:last]), view(c.array[:last]))
+    return None if on_host else served
 
 
 def clamped(ends: list[int], rows: int) -> list[int]:
@@ -294,8 +275,4 @@ def clamped(ends: list[int], rows: int) -> list[int]:
     >>> clamped([3, 1, 9, -1], 5)
     [3, 3, 5, 5]
     """
-    result, last = [], 0
-    for end in ends:
-        last = max(last, min(end, rows))
-        result.append(last)
-    return result
+    return list(accumulate((min(end, rows) for end in ends), max, initial=0))[1:]

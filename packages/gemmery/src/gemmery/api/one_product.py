@@ -101,14 +101,9 @@ def innermost(labels: Labels, a_strides: Ints, b_strides: Ints, size: int, shape
 
 @lru_cache(maxsize=4096)
 def one_product(
-    labels: Labels,
-    a_shape: Ints,
-    a_strides: Ints,
-    b_shape: Ints,
-    b_strides: Ints,
-    c_shape: Ints,
+    labels: Labels, a_shape: Ints, a_strides: Ints, b_shape: Ints, b_strides: Ints, c_shape: Ints,
     c_strides: Ints | None = None,
-) -> OneProduct:
+) -> OneProduct:  # fmt: skip
     """Return the products that make up a contraction; strides are in bytes, and C without strides is C-contiguous.
 
     >>> labels = Labels(("i", "j"), ("j", "k"), ("k", "i"))
@@ -136,12 +131,9 @@ def one_product(
 
 
 def _turn(
-    labels: Sequence[DimensionLabel],
-    order: list[DimensionLabel],
-    steps: _Steps,
-    batch: list[DimensionLabel],
+    labels: Sequence[DimensionLabel], order: list[DimensionLabel], steps: _Steps, batch: list[DimensionLabel],
     matrices: list[int],
-) -> Turn:
+) -> Turn:  # fmt: skip
     axes = tuple(labels.index(label) for label in order)
     return Turn(axes, (*(steps[label][0] for label in batch), *matrices), axes != tuple(range(len(axes))))
 
@@ -156,17 +148,12 @@ def _runs(labels: list[DimensionLabel], *operands: _Steps) -> list[list[Dimensio
     inner: DimensionLabel | None = None  # the last label of the run whose length is not 1
     for label in labels:
         length = operands[0][label][0]
-        if not runs or not (inner is None or length == 1 or all(_walked(inner, label, z) for z in operands)):
+        if not runs or not (inner is None or length == 1 or all(z[inner][1] == math.prod(z[label]) for z in operands)):
             runs.append([])
         runs[-1].append(label)
         if length != 1:
             inner = label
     return runs
-
-
-def _walked(outer: DimensionLabel, inner: DimensionLabel, steps: _Steps) -> bool:
-    length, stride = steps[inner]
-    return steps[outer][1] == length * stride
 
 
 def _longest(

@@ -145,25 +145,6 @@ def result_types(x: View, y: View, dtype: Any) -> tuple[str, str]:
     return common, common if dtype is None else widened(common, dtype_name(dtype))
 
 
-def added(function: str) -> str:
-    """Return the name of the parameter of gemm or gemv that beta multiplies."""
-    return "y" if function == "gemv" else "c"
-
-
-def check_added(function: str, old: View, shape: Ints) -> None:
-    """Raise ShapeError unless what beta multiplies has the shape of the product."""
-    if old.shape != shape:
-        what = added(function)
-        raise ShapeError(f"{what} has shape {old.shape}, but the product has shape {shape}; they must be equal")
-
-
-def check_beta(function: str, beta: complex, old: View | None) -> None:
-    """Raise ArgumentError if there is nothing that beta could multiply."""
-    if beta != 0 and old is None:
-        what = added(function)
-        raise ArgumentError(f"beta={brief(beta)} needs {what}, which beta multiplies; pass {what}, or beta=0")
-
-
 def scalar(name: str, value: Any, dtype: str) -> complex:
     """Return alpha or beta as a number by which the element type `dtype` can be multiplied.
 

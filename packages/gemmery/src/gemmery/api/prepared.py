@@ -25,8 +25,8 @@ from gemmery.cuda.geometry import Geometry, GeometryOf, tiles, whole_pieces
 from gemmery.cuda.halved import Halved, halved
 from gemmery.cuda.launch import (
     CudaLaunch,
+    FirstArguments,
     Ready,
-    first_arguments,
     loaded,
     mapped_argument,
     packed_scalars,
@@ -67,13 +67,9 @@ class TieredLaunch:
     __slots__ = ("_better", "_is_queued", "_swapping", "_terms", "countdown", "form", "run")
 
     def __init__(
-        self,
-        form: Arrangement,
-        run: Ready | Halved,
-        better: Callable[..., Ready | Halved] | None = None,
-        terms: tuple[Any, ...] = (),
-        often: int = OFTEN,
-    ) -> None:
+        self, form: Arrangement, run: Ready | Halved, better: Callable[..., Ready | Halved] | None = None,
+        terms: tuple[Any, ...] = (), often: int = OFTEN,
+    ) -> None:  # fmt: skip
         self.form = form
         self.run = run
         self.countdown = often if better is not None else 0  # products until better launches are made; 0: they run
@@ -268,14 +264,6 @@ def _better(
     return specialized(DeviceCall(x, y, c, scaled=scaled)).run
 
 
-class LoadedKernel(NamedTuple):
-    """A kernel on a device: its handle, its block, its bytes of shared memory."""
-
-    function: int
-    threads: int
-    shared: int
-
-
 class Images:
     """The images that serve one element type on one device, for results of that type and no activation.
 
@@ -299,10 +287,8 @@ class Images:
         self._present = {first.bm: self._image(first)}
         self._tiles: tuple[Tiling, ...] = (first,)  # of present images
 
-    def _image(self, tile: Tiling) -> LoadedKernel:
-        launch = self._geometry(self._probe, {"tile": tile.bm})
-        function = int(driver.function(launch.source, launch.kernel, self.ordinal, launch.shared))
-        return LoadedKernel(function, launch.block[0], launch.shared)
+    def _image(self, tile: Tiling) -> FirstArguments:
+        return loaded(self._geometry(self._probe, {"tile": tile.bm}), self.ordinal)
 
     def make_others(self) -> None:
         """Make the images with larger tiles in the background."""
@@ -323,10 +309,9 @@ class Images:
         side = self._smallest
         if m > side and n > side and len(self._tiles) > 1 and (not self._halves or _whole(m, n, k, a, b, addresses)):
             side = quickest(self._tiles, m, n, 1, self._sms).bm
-        function, threads, shared = self._present[side]
+        image = self._present[side]
         argument = self._fixed.pack(0, 0, 0, 0, 0, 0, *a, 0, *b, 0, *c, 0, 0, m, n, k, 1, *self._one)
-        grid = -(-m // side) * -(-n // side)
-        launch = first_arguments(function, (grid, 1, 1), (threads, 1, 1), shared)
+        launch = image[0], -(-m // side) * -(-n // side), 1, 1, *image[4:]
         return Ready([launch], argument, self.ordinal, 0, False, out=self.dtype)
 
     def launch(self, problem: Problem, a: View, b: View, c: View, bias: View | None) -> Ready:
@@ -335,9 +320,9 @@ class Images:
         side = self._smallest
         if p.m > side and p.n > side and len(self._tiles) > 1 and (not self._halves or whole_pieces(p)):
             side = quickest(self._tiles, p.m, p.n, p.batch, self._sms).bm
-        function, threads, shared = self._present[side]
+        image = self._present[side]
         argument = product_argument(problem, a, b, c, bias)
-        launch = first_arguments(function, tiles(p, side, side), (threads, 1, 1), shared)
+        launch = image[0], *tiles(p, side, side), *image[4:]
         return Ready([launch], argument, self.ordinal, 0, problem.c_layout == "col", out=self.dtype)
 
 

@@ -70,7 +70,9 @@ def remember(call: CheckedCall, prepared: Prepared, used: Used, out: Any, thread
 
         def store(plan: dispatch.Plan) -> None:
             better = prepared._replace(plan=plan)
-            entry.remember(kind, key, array, _work(better, views, _job(better, views, bias, threads)))
+            assert isinstance(plan.kernel, Launch)
+            job = plan.kernel.job(*better.operands(*views), 1, 0, bias, threads)
+            entry.remember(kind, key, array, _work(better, views, job))
 
         _improve(prepared.problem, key, store)
     one_type = kind.a.dtype is kind.b.dtype is dtype and kind.dtype is None
@@ -90,12 +92,6 @@ def _tell_of_types(call: CheckedCall, kind: Kind, result: np.dtype[Any]) -> None
     used: Any = None if kind.bias is None or call.common != call.result else kind.bias.dtype
     if isinstance(used, np.dtype) and used is not bias.dtype:  # a tensor's bias is not converted
         entry.convert_bias(result, bias.dtype, used)
-
-
-def _job(prepared: Prepared, views: Used, bias: View | None, threads: int) -> bytes:
-    kernel = prepared.plan.kernel
-    assert isinstance(kernel, Launch)
-    return kernel.job(*prepared.operands(*views), 1, 0, bias, threads)
 
 
 def _work(prepared: Prepared, views: Used, job: bytes) -> PreparedJob:
@@ -201,26 +197,16 @@ def _kind(call: CheckedCall, a: View, b: View, c: View, out: Any) -> Kind | None
     if old is not None and not (_plain(own) and written and _element(own, old) is written.dtype):
         return None
     bias = _bias(options.bias, call.bias)
-    if bias is None or not (options.dtype is None or _names_a_type(options.dtype)):
+    # What names a type and never another one is known by its address.
+    names = options.dtype is None or isinstance(options.dtype, str | type | np.dtype)
+    if bias is None or not (names or type(options.dtype).__module__ == "torch"):
         return None
+    read = None if bias is _NUMBER or bias is _NO_BIAS else bias
     return Kind(
-        _array(left, a, call.a, dtype),
-        _array(right, b, call.b, dtype),
-        written,
-        None if bias is _NUMBER or bias is _NO_BIAS else bias,
-        bias is _NUMBER,
-        call.scaled,
-        options.beta != 0,
-        activation_of(call.epilogue),
-        options.dtype,
-        options.threads,
+        _array(left, a, call.a, dtype), _array(right, b, call.b, dtype), written, read, bias is _NUMBER, call.scaled,
+        options.beta != 0, activation_of(call.epilogue), options.dtype, options.threads,
         semiring=options.semiring or "",
-    )
-
-
-def _names_a_type(passed: object) -> bool:
-    """Return True for what names a type and never another one, so that its address identifies it."""
-    return isinstance(passed, str | type | np.dtype) or type(passed).__module__ == "torch"
+    )  # fmt: skip
 
 
 def kind_of(a: Any, b: Any, out: Any = None, contraction: str = "", described: str | int | None = None) -> Kind | None:

@@ -74,13 +74,8 @@ def log_sum_exp(a: Array, b: Array, threads: int | None) -> Array:
             lost = ~((sums >= _LEAST) & (sums < np.inf))
         if lost.any():
             values[lost] = _one_by_one(a, b, np.nonzero(lost))
-    return _squeezed(values, one_row, one_column)
-
-
-def _squeezed(values: Array, one_row: bool, one_column: bool) -> Array:
-    """Return the values without the sides that operands of one dimension have not."""
-    values = values[..., 0] if one_column else values
-    return values[..., 0] if one_row and one_column else values[..., 0, :] if one_row else values
+    values = values.squeeze(-1) if one_column else values  # of operands of one dimension
+    return values.squeeze(-1 if one_column else -2) if one_row else values
 
 
 def _finite(tops: Array) -> Array:

@@ -42,11 +42,12 @@ def labels(subscripts: str, counts: Ints) -> tuple[tuple[Dimensions, ...], Dimen
     terms = inputs.split(",")
     if len(terms) != len(counts):
         raise ArgumentError(
-            f"{brief(subscripts)} describes {_operands(len(terms))}, and {len(counts)} are passed: write a comma "
-            "between the letters of two operands, as in 'ij,jk->ik'"
+            f"{brief(subscripts)} describes {len(terms)} operand{'s' * (len(terms) != 1)}, and {len(counts)} are "
+            "passed: write a comma between the letters of two operands, as in 'ij,jk->ik'"
         )
-    for term in (*terms, output):
-        _check_term(term, subscripts)
+    for letter in "".join(term.replace("...", "", 1) for term in (*terms, output)):
+        if not (letter.isascii() and letter.isalpha()):
+            raise ArgumentError(f"{letter!r} in subscripts {brief(subscripts)}: {_FORM}")
     sides = tuple(
         _dimensions(term, count, place) for place, (term, count) in enumerate(zip(terms, counts, strict=True))
     )
@@ -105,16 +106,6 @@ _LETTERS = dict(enumerate(sorted(ascii_letters)))  # a dict, for which -1 is no 
 def called(place: int) -> str:
     """Return how messages call an operand."""
     return f"the {('first', 'second', 'third')[place]} operand" if place < 3 else f"operand {place + 1}"
-
-
-def _operands(count: int) -> str:
-    return f"{count} operand{'s' * (count != 1)}"
-
-
-def _check_term(term: str, subscripts: str) -> None:
-    for letter in term.replace("...", "", 1):
-        if not (letter.isascii() and letter.isalpha()):
-            raise ArgumentError(f"{letter!r} in subscripts {brief(subscripts)}: {_FORM}")
 
 
 def _dimensions(term: str, count: int, place: int) -> Dimensions:

@@ -129,7 +129,11 @@ def contract(like: Any, labels: Labels, x: View, y: View, out: Any, options: dic
         options = {**options, "dtype": None if dtype is None else get(dtype_name(dtype)).numpy, "threads": threads}
     arrays.unchanged(a=x, b=y, out=target)  # from here on no code of an argument runs
     if target is not None:
-        _check_out(target, shape_of(labels, x.shape, y.shape))
+        lengths = shape_of(labels, x.shape, y.shape)  # `matmul` checks the rest
+        if target.shape != lengths:
+            raise ShapeError(f"out has shape {target.shape}, and the result {lengths}; pass an out of that shape")
+        if not target.writable:
+            raise LayoutError("out cannot be written in place: it is read-only, or is not an array")
         array, steps = with_transposes(target, True), target.strides
     size = get(x.dtype).size if x.dtype == y.dtype and options.get("dtype") is None else 0
     shape, form, lengths, inverse = form_of(labels, x.shape, x.strides, y.shape, y.strides, size, steps)
@@ -145,14 +149,6 @@ def contract(like: Any, labels: Labels, x: View, y: View, out: Any, options: dic
     if out is not None:
         return out
     return arrays.wrap(like, product.reshape(shape) if array is None else array)
-
-
-def _check_out(target: View, shape: tuple[int, ...]) -> None:
-    """Raise unless `out` has the shape of the result and can be written; `matmul` checks the rest."""
-    if target.shape != shape:
-        raise ShapeError(f"out has shape {target.shape}, and the result {shape}; pass an out of that shape")
-    if not target.writable:
-        raise LayoutError("out cannot be written in place: it is read-only, or is not an array")
 
 
 def _result(x: View, y: View, dtype: Any) -> str:

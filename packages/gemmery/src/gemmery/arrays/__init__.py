@@ -44,33 +44,20 @@ from gemmery.arrays.views import (
 from gemmery.dtypes import Array
 from gemmery.errors import DTypeError, LayoutError, ShapeError
 
-__all__ = [
+__all__ = [  # what other modules of this part define
     "View",
     "alignment",
-    "allocates",
-    "as_numpy",
-    "assign",
-    "astype",
     "contiguous",
-    "converted",
-    "empty",
-    "kind",
     "library",
-    "memory",
-    "numpy_dtype",
     "once_converted",
     "operands",
     "overlap",
     "reach",
     "repeats",
     "same",
-    "scratch",
-    "store",
     "together",
     "unchanged",
     "view",
-    "wrap",
-    "written",
 ]
 
 

@@ -62,7 +62,9 @@ def _view(tensor: Any, torch: Any) -> View:
     device, stream = "cpu", 0
     if not tensor.is_cpu:
         if not tensor.is_cuda:
-            raise _elsewhere(tensor)
+            if tensor.is_meta:
+                raise DeviceError("a tensor on the device 'meta' has no memory: create it on 'cpu' or 'cuda'")
+            raise elsewhere(tensor.device.type)
         ordinal = tensor.get_device()
         device, stream = f"cuda:{ordinal}", torch._C._cuda_getCurrentRawStream(ordinal)
     if tensor.layout is not torch.strided:
@@ -196,12 +198,6 @@ def _row(tensor: Any) -> dtypes.DType:
         raise DTypeError(f"a quantized tensor ({text}) is not supported: pass x.dequantize()")
     row = _ROWS[tensor.dtype] = dtypes.get(text)
     return row
-
-
-def _elsewhere(tensor: Any) -> DeviceError:
-    if tensor.device.type == "meta":
-        return DeviceError("a tensor on the device 'meta' has no memory: create it on 'cpu' or 'cuda'")
-    return elsewhere(tensor.device.type)
 
 
 def _unseen(torch: Any) -> LayoutError:

@@ -142,14 +142,12 @@ def _five_loops(f: Function, product: Product, register: RegisterTile, once: boo
         )
     )  # fmt: skip
     (a, a_row, a_col), (b, b_row, b_col) = (args.a, args.a_row, args.a_col), (args.b, args.b_row, args.b_col)
-    c, c_row = args.c, args.c_row
-    alpha, beta, bias, bias_step = args.alpha, args.beta, args.bias, args.bias_step
+    c, c_row, alpha, beta, bias, bias_step = args.c, args.c_row, args.alpha, args.beta, args.bias, args.bias_step
     unity, nothing = (_scalar(f, product, number) for number in (1, 0))
     widens = _widens(f, product, register, once, m)
     a_size, b_size = _buffers(f, product, register, (mc, kc, nc), once, widens)
     part = f.min(kc, depth(product, register)) if product.on_tiles else kc  # of k, for which A is packed at once
-    on_stack = (a_size + b_size <= STACK) & (k <= part)
-    to_a = f.select(on_stack, f.buffer(STACK), args.workspace)
+    to_a = f.select((a_size + b_size <= STACK) & (k <= part), f.buffer(STACK), args.workspace)
     to_b = to_a + a_size
     tiled, spare_row = to_b + b_size, nc * SIZES[product.scalar]
     spare = tiled + tiled_bytes(product, register, mc, nc) if product.on_tiles else tiled

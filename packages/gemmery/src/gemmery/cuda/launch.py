@@ -15,6 +15,7 @@ from gemmery.cuda.tensormaps import KEPT, Encode, PlacedMap
 from gemmery.errors import RefusedError
 from gemmery.problem import Config, Problem
 
+# A kernel, its grid, its block, the bytes of its shared memory: plain, because a named tuple takes 0.3 us to make.
 FirstArguments = tuple[int, int, int, int, int, int, int, int]
 
 _POINTERS = struct.Struct("=5Q")  # the fields of Product in product.cuh that change from call to call
@@ -39,20 +40,10 @@ _ALIGNED = dict.fromkeys(_MAPS_AT, 1 << 32)  # an address for maps that are made
 Scalars = tuple[float, ...]  # alpha and beta as they are packed
 
 
-def first_arguments(
-    function: int, grid: tuple[int, int, int], block: tuple[int, int, int], shared: int
-) -> FirstArguments:
-    """Return a kernel, its grid, its block and the bytes of its shared memory.
-
-    They are a plain tuple, because a named one takes 0.3 us to make.
-    """
-    return (function, *grid, *block, shared)
-
-
 def loaded(launch: Geometry, ordinal: int) -> FirstArguments:
     """Return a launch with its kernel, which is loaded on this device."""
     function = int(driver.function(launch.source, launch.kernel, ordinal, launch.shared))
-    return first_arguments(function, launch.grid, launch.block, launch.shared)
+    return (function, *launch.grid, *launch.block, launch.shared)
 
 
 class ArgumentMemory:
@@ -203,6 +194,12 @@ class Ready:
         self._free.append(place)
         return None
 
+    def _encode(self, memory: memoryview, words: memoryview) -> None:
+        """Make the maps again, for the addresses that are written where a map begins."""
+        for each in self.maps:
+            place = _MAPS_AT[each.operand]
+            memory[place : place + tensormaps.BYTES] = tensormaps.encoded(each.shape, words[place // 8])
+
     def _put(self, extra: tuple[int, ...], memory: memoryview, words: memoryview) -> None:
         """Write the addresses of factors and offsets, or of parts that are kept, which maps describe."""
         a, b, offsets = _in_order(extra, self._transposed)
@@ -211,12 +208,6 @@ class Ready:
             words[_A_WORD] = a
         if self._b_packed == KEPT:
             words[_B_WORD] = b
-
-    def _encode(self, memory: memoryview, words: memoryview) -> None:
-        """Make the maps again, for the addresses that are written where a map begins."""
-        for each in self.maps:
-            place = _MAPS_AT[each.operand]
-            memory[place : place + tensormaps.BYTES] = tensormaps.encoded(each.shape, words[place // 8])
 
 
 class CudaLaunch:

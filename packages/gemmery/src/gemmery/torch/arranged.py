@@ -44,8 +44,7 @@ def layer(x: Any, packed: Any, scales: Any, bias: Any, activation: str | None) -
         entry = _hold(packed, scales, state)
     if entry is None or entry[3] is None or expands(x.numel() // entry[2].k, entry[2], find(f"cuda:{x.get_device()}")):
         return None
-    known = _known(x, entry[3], entry[2], bias, activation)
-    return None if isinstance(known, str) else _run(x, entry[3], bias, known)
+    return _product(x, entry[3], entry[2], bias, activation)
 
 
 def matrix_layer(x: Any, matrix: Any, bias: Any, activation: str | None, invariant: bool = False) -> Any:
@@ -59,8 +58,7 @@ def matrix_layer(x: Any, matrix: Any, bias: Any, activation: str | None, invaria
         return None
     if not invariant and expands(x.numel() // entry[0].k, entry[0], find(f"cuda:{x.get_device()}")):
         return None
-    known = _known(x, entry[1], entry[0], bias, activation, invariant)
-    return None if isinstance(known, str) else _run(x, entry[1], bias, known)
+    return _product(x, entry[1], entry[0], bias, activation, invariant)
 
 
 def experts(
@@ -71,10 +69,7 @@ def experts(
     `ends` are int32 on the device of x; `bias` is (groups, n). The result is `out`, if that is not None.
     """
     entry = None if x.is_neg() or not len(matrix) else _entry(x, matrix, _arranged_experts)
-    if entry is None:
-        return None
-    known = _known(x, entry[1], entry[0], bias, activation, invariant)
-    return None if isinstance(known, str) else _run(x, entry[1], bias, known, ends, out)
+    return None if entry is None else _product(x, entry[1], entry[0], bias, activation, invariant, ends, out)
 
 
 def codes_layer(x: Any, matrix: Any, factors: Any, bias: Any, activation: str | None, out: str) -> Any:
@@ -238,30 +233,18 @@ def _hold(packed: Any, scales: Any, state: tuple[int, ...]) -> tuple[Any, tuple[
 KnownLaunch = tuple[Ready | None, tuple[int, ...]] | str  # a launch and the shape of its result, or why there is none
 
 
-def _known(
-    x: Any, arranged: Any, form: Format, bias: Any, activation: str | None, invariant: bool = False
-) -> KnownLaunch:
-    """Return the launch for tensors like these, which is made once."""
+def _product(
+    x: Any, arranged: Any, form: Format, bias: Any, activation: str | None, invariant: bool = False, ends: Any = None,
+    out: Any = None,
+) -> Any:  # fmt: skip
+    """Return the result of the launch for tensors like these, which is made once; None where there is none."""
     of_bias = None if bias is None else (bias.shape, bias.get_device())
-    key = (
-        "arranged",
-        x.shape,
-        x.dtype,
-        x.get_device(),
-        arranged.get_device(),
-        arranged.shape,
-        form,
-        activation,
-        of_bias,
-        invariant,
-    )
-    return table.calls.get(key) or keep(table.calls, key, _prepare(x, arranged, form, bias, activation, invariant))
-
-
-def _run(
-    x: Any, arranged: Any, bias: Any, known: tuple[Ready | None, tuple[int, ...]], ends: Any = None, out: Any = None
-) -> Any:
-    """Put a launch on the current stream, and return its result."""
+    of_weight = arranged.get_device(), arranged.shape, form
+    key = ("arranged", x.shape, x.dtype, x.get_device(), *of_weight, activation, of_bias, invariant)
+    known: KnownLaunch | None = table.calls.get(key)
+    known = known or keep(table.calls, key, _prepare(x, arranged, form, bias, activation, invariant))
+    if isinstance(known, str):
+        return None
     (run, shape), x, start = known, x.contiguous(), 0
     p, q, device = x.data_ptr(), arranged.data_ptr(), x.get_device()
     if p % 16:
@@ -298,12 +281,6 @@ def _prepare(x: Any, arranged: Any, form: Format, bias: Any, activation: str | N
     shape = (*x.shape[:-1], form.n)
     if not rows:
         return None, shape
-    run = prepare_arranged(
-        View(0, (rows, form.k), (2 * form.k, 2), dtype, where),
-        form,
-        View(0, (rows, form.n), (2 * form.n, 2), dtype, where),
-        epilogue_name(bias, activation, "f32"),
-        invariant,
-        groups,
-    )
+    of_x, of_c = (View(0, (rows, side), (2 * side, 2), dtype, where) for side in (form.k, form.n))
+    run = prepare_arranged(of_x, form, of_c, epilogue_name(bias, activation, "f32"), invariant, groups)
     return run if isinstance(run, str) else (run, shape)

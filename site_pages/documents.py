@@ -67,11 +67,11 @@ class Documents:
         self.written: dict[Path, str] = {}
         self._stored = Stored(root)
 
-    def fill(self, path: Path, source: Path | None = None) -> str:
-        """Return the text of the document at `path`, or of `source` in its place, with every generated block rewritten.
+    def fill(self, path: Path, text: str) -> str:
+        """Return the text of the document at `path` with every generated block rewritten.
 
-        >>> Documents(Path("."), CPU).fill(Path("README.md"))  # doctest: +SKIP
-        '# gemmery...'
+        >>> Documents(Path("."), CPU).fill(Path("README.md"), "<!-- rungs --><!-- end -->")  # doctest: +SKIP
+        '<!-- rungs -->...'
 
         Raises ArgumentError for an unknown suite, figure or field, and for a `value` that matches several records.
         """
@@ -82,7 +82,7 @@ class Documents:
             body = self._in_language_of(path, BLOCKS[kind](self, path, marker))
             return f"{opening}{body}<!-- end -->" if kind == "value" else f"{opening}\n{body.strip()}\n<!-- end -->"
 
-        return MARKER.sub(replaced, (source or path).read_text(encoding="utf-8"))
+        return MARKER.sub(replaced, text)
 
     def _in_language_of(self, path: Path, text: str) -> str:
         """A generated block in the words of docs/XX.toml, for a document README.XX.md."""
@@ -272,7 +272,7 @@ def main(root: Path) -> None:
 
     filler = Documents(root, CPU, CUDA)
     for path, source in documents(root).items():
-        path.write_text(filler.fill(path, source), encoding="utf-8")
+        path.write_text(filler.fill(path, source.read_text(encoding="utf-8")), encoding="utf-8")
     for path in (root / FIGURES).glob("*.svg"):
         if path not in filler.written:
             path.unlink()

@@ -209,7 +209,10 @@ def _built(root: Path) -> dict[str, str]:
     """The documents that are not under version control."""
     filler = Documents(root, CPU, CUDA)
     sources = {path: source for path, source in documents(root).items() if path != source}
-    return {path.relative_to(root).as_posix(): filler.fill(path, source) for path, source in sources.items()}
+    return {
+        path.relative_to(root).as_posix(): filler.fill(path, source.read_text(encoding="utf-8"))
+        for path, source in sources.items()
+    }
 
 
 @cache

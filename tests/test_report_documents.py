@@ -45,7 +45,7 @@ def root(empty):
 def filled(root, text, name="README.md", rungs=records.RUNGS):
     path = root / name
     path.write_text(text)
-    return Documents(root, rungs).fill(path)
+    return Documents(root, rungs).fill(path, path.read_text())
 
 
 def test_a_value(root):
@@ -252,7 +252,7 @@ def test_the_ladder_of_the_gpu_takes_each_type_from_its_newest_run(root):
     text = filled(root, "<!-- ladder: gpu -->\n<!-- end -->", "docs/ladder_gpu.md", CPU)
     assert "## simt_smem" not in text  # these are not the GPU's rungs
     path = root / "docs" / "ladder_gpu.md"
-    text = Documents(root, CPU, CUDA).fill(path)
+    text = Documents(root, CPU, CUDA).fill(path, path.read_text())
     assert [rung.name for rung in CUDA] == re.findall(r"^## (\w+)$", text, re.MULTILINE)
     section = text[text.index("## simt_smem\n") : text.index("## simt_smem_transposed")]
     assert section.count("| NVIDIA H200, sm_90, ") == 1

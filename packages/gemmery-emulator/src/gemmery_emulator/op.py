@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery.dtypes import FLOAT8
+from gemmery.dtypes import TENSOR_FLOAT8
 
 Values = Any  # a NumPy scalar if all threads agree, else an array with one value per thread
 Indices = NDArray[np.int64]  # of threads, blocks, bytes
@@ -25,7 +25,7 @@ Mask = Flags | None  # the active threads; None means all
 _WARP_FLAGS = np.dtype("V32")
 # The NumPy type of values of a PTX type. bf16, 8-bit floats and packed types are kept as their bits.
 NUMPY = {f"{kind}{8 * size}": f"{to}{size}" for kind, to in zip("bus", "uui", strict=True) for size in (1, 2, 4, 8)}
-NUMPY |= dict.fromkeys(("bf16", *(f"{name}x2" for name in FLOAT8)), "u2")
+NUMPY |= dict.fromkeys(("bf16", *(f"{name}x2" for name in TENSOR_FLOAT8)), "u2")
 NUMPY |= dict.fromkeys(("f16x2", "bf16x2", "tf32"), "u4") | {"pred": "?", "f16": "f2", "f32": "f4", "f64": "f8"}
 # The NumPy type of a register of a declared type: unsigned integers, except for floats of 4 and 8 bytes.
 STORED = {name: f"u{kind[1:]}" for name, kind in NUMPY.items()} | {"pred": "?", "f32": "f4", "f64": "f8"}

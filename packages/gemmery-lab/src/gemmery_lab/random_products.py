@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gemmery.dtypes import FLOAT8, Array
+from gemmery.dtypes import FLOAT8, TENSOR_FLOAT8, Array
 from gemmery.epilogues.random_epilogues import random_epilogue
 from gemmery.keywords import ACTIVATIONS, SEMIRINGS
 from gemmery.ladder import float32_parts
@@ -18,7 +18,7 @@ OTHERS = ("int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "boo
 RINGS = tuple(name for name in SEMIRINGS if name != "or_and")
 TYPES = {
     "cpu": ("f16", "bf16", "f32", "f64", "int8", *OTHERS, *RINGS),
-    "cuda": ("f16", "bf16", "tf32", *FLOAT8, "int8", *OTHERS, *RINGS),
+    "cuda": ("f16", "bf16", "tf32", *TENSOR_FLOAT8, "int8", *OTHERS, *RINGS),
 }
 PARTS = ("f32_tensor", "f32_strict", "f32_plus")  # float32 with one of these precisions, in batches
 GUARD = 64  # bytes of ones before and after a matrix, NaN in every floating type

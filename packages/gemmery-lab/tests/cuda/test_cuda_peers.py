@@ -107,7 +107,7 @@ WAITS = (
 )
 
 
-@pytest.mark.many(5)
+@pytest.mark.many(7)
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize(
     ("call", "missing"),

@@ -22,6 +22,7 @@ WIDE = {**TILE, "bm": 16, "bn": 64, "wm": 16, "wn": 32}
 COLUMNS = ("row", "col", "row")
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize("device", ["h200", "a100"])
 @pytest.mark.parametrize("layouts", [ROWS, COLUMNS, ("col", "row", "col"), ("strided", "odd", "padded")])
 @pytest.mark.parametrize(
@@ -47,6 +48,7 @@ def test_the_epilogue_is_applied_to_the_whole_sum(layouts, device):
     assert run(PIPELINED, a, b, c, **given, config={**TILE, "splits": 4}, device=device)
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("device", ["h200", "a100"])
 @pytest.mark.parametrize("layouts", [ROWS, COLUMNS])
 def test_parts_are_added_in_the_order_of_k(layouts, device):

@@ -77,9 +77,10 @@ DTYPES = (
 # Bytes of LLVM's types.
 SIZES = {"half": 2, "bfloat": 2, "float": 4, "double": 8, "i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "ptr": 8}
 
-FLOAT8 = tuple(row.name for row in DTYPES if row.kind == "f" and row.size == 1)
+FLOAT8 = tuple(row.name for row in DTYPES if row.kind == "f" and row.size == 1)  # that devices alone multiply
+TENSOR_FLOAT8 = tuple(row.name for row in DTYPES if row.name in FLOAT8 and row.ptx)  # by tensor cores
 NAMES = tuple(row.name for row in DTYPES if row.kind != "b" and row.name not in FLOAT8)  # that CPUs multiply as numbers
-CASTS = (*(row.name for row in DTYPES if row.kind == "f"), "int8")  # what functions after a product round to
+CASTS = (*(row.name for row in DTYPES if row.kind == "f" and row.ptx), "int8")  # to which an epilogue rounds
 BY_NAME = {row.name: row for row in DTYPES if row.name not in FLOAT8}
 BY_NUMPY_NAME = {row.numpy: row for row in BY_NAME.values()}
 _BY_ANY_NAME = {row.numpy: row for row in DTYPES} | {row.name: row for row in DTYPES}

@@ -107,6 +107,7 @@ def test_a_pickle_and_other_libraries_have_the_same_bits(format_, group, zero_po
     assert matrix.nbytes == sum(z.nbytes for z in matrix.parts if z is not None)
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize(("format_", "group", "zero_points", "_"), KINDS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.float64])
 @pytest.mark.parametrize("m", [1, 7, 65])

@@ -88,6 +88,7 @@ def test_vmap_with_gradients(dims, last):
         assert close(of_batch, torch.stack(of_items))
 
 
+@pytest.mark.many(7)
 @pytest.mark.parametrize(
     ("name", "last"),
     [("uint8", 110), ("int8", 110), ("int16", 20_000), ("uint16", 30_000), ("uint64", 9), ("int32", 9)],

@@ -51,6 +51,7 @@ def check(result, x, layer):
     assert bool(((result.double() - exact).abs() <= (K + 4) * sums * size + 2 * ROUNDOFF[x.dtype] * exact.abs()).all())
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize("bits", [None, 8, 4])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", ROUNDOFF)
@@ -313,6 +314,7 @@ def unrounded(layer):
     return SimpleNamespace(weight=weight, bias=layer.bias)
 
 
+@pytest.mark.many(5)
 @pytest.mark.parametrize("dtype", ROUNDOFF)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("bits", [None, 8, 4])

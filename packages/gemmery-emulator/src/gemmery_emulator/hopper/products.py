@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmery.dtypes import FLOAT8, Array
+from gemmery.dtypes import TENSOR_FLOAT8, Array
 from gemmery_emulator.exact import NORMAL, Added, SumRule, chained
 from gemmery_emulator.fragments import BITS
 from gemmery_emulator.hopper.bulk import DEPTH, ROWS, Bulk, PieceReaders, RegisterMatrix, SharedTile
@@ -31,7 +31,7 @@ _SUMS = {
     ("f16", "f16"): ("f32", "f16"),
     ("bf16", "bf16"): ("f32",),
     ("tf32", "tf32"): ("f32",),
-    **{(a, b): ("f32", "f16") for a in FLOAT8 for b in FLOAT8},
+    **{(a, b): ("f32", "f16") for a in TENSOR_FLOAT8 for b in TENSOR_FLOAT8},
     **{(a, b): ("s32",) for a in ("s8", "u8") for b in ("s8", "u8")},
 }
 

@@ -288,7 +288,7 @@ def _pair_of_codes(values: Any, x: Values) -> Values:
 def _8_bits() -> dict[str, Op]:
     """Pairs of 8-bit floats: from two f32 and from f16x2, and to f16x2."""
     table = {}
-    for type_, relu in product(dtypes.FLOAT8, ("", ".relu")):
+    for type_, relu in product(dtypes.TENSOR_FLOAT8, ("", ".relu")):
         codes, values = f"{type_}x2", decoded(type_)
         encode = _chain(_relu if relu else None, _to_8_bits(type_))
         table[f"cvt.rn.satfinite{relu}.{codes}.f32"] = _op(codes, "f32", partial(_two_codes, encode), 2)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from gemmery.dtypes import FLOAT8, Array
+from gemmery.dtypes import TENSOR_FLOAT8, Array
 from gemmery_emulator import exact
 from gemmery_emulator.exact import NORMAL, Added, SumRule
 from gemmery_emulator.fragments import BY_COLUMNS, WMMA_16, Side, gathered, per_chunk, transposed, wmma_side
@@ -169,7 +169,7 @@ DECODED: dict[str, Callable[[Array], Array]] = {
     "tf32": lambda words: (words & np.uint32(0xFFFFE000)).view("f4"),  # the lower 13 bits are ignored
     "f16": lambda words: _HALF.take(words.view("u2")),
     "bf16": lambda words: (words.view("u2").astype("u4") << np.uint32(16)).view("f4"),
-    **{name: _decoder(name) for name in FLOAT8},
+    **{name: _decoder(name) for name in TENSOR_FLOAT8},
     "s8": lambda words: words.view("i1").astype("f4"),
     "u8": lambda words: words.view("u1").astype("f4"),  # 32 products of 255 * 255 are below 2**24: exact in f32
 }
@@ -223,7 +223,7 @@ def _rounded(
     """Compute D = A B + C in f32 or f16, the types of C and D; `transposed` if their patterns hold columns."""
     # Hopper has 8-bit floats only in wgmma. For mma.sync ptxas converts to f16, makes two HMMA of it, one of the lower
     # halves of all registers and one of the upper, and adds C last.
-    by_halves = a.type in FLOAT8
+    by_halves = a.type in TENSOR_FLOAT8
     rows, columns = _elements(a, b, operands, transposed)
     if by_halves:
         order = np.argsort(np.arange(a.depth) % 4 // 2, kind="stable")
@@ -269,7 +269,7 @@ def _op(a: Side, b: Side, c: str, d: str, issues: int = 1, transposed: bool = Fa
     elif d.startswith("s32"):
         meaning = partial(_whole, a, b, d == "s32.satfinite", transposed)
     else:
-        by_halves = a.type in FLOAT8
+        by_halves = a.type in TENSOR_FLOAT8
         normal = NORMAL["f16" if by_halves else a.type]
         rule = SumRule(depth or (a.depth // 2 if by_halves else a.depth), normal, normal, halves=c == d == "f16")
         meaning, core = partial(_rounded, a, b, (c, d), rule, transposed), exact.added
@@ -307,7 +307,7 @@ def _mma() -> dict[str, Op]:
         add(shape, f"s32.{a}.{b}.s32", a, b, "s32")
         add(shape, f"satfinite.s32.{a}.{b}.s32", a, b, "s32.satfinite")
     # 8-bit floats with two HMMA of half the k
-    for k, a, b, c in product((16, 32), FLOAT8, FLOAT8, ("f16", "f32")):
+    for k, a, b, c in product((16, 32), TENSOR_FLOAT8, TENSOR_FLOAT8, ("f16", "f32")):
         add((16, 8, k), f"{c}.{a}.{b}.{c}", a, b, c, issues=2)
     for shape, rounding in product(((8, 8, 4), (16, 8, 4), (16, 8, 8), (16, 8, 16)), ("", "rn.")):
         add(shape, f"{rounding}f64.f64.f64.f64", "f64", "f64", "f64")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from gemmery.dtypes import FLOAT8
+from gemmery.dtypes import TENSOR_FLOAT8
 from gemmery_emulator.hopper import products
 from gemmery_emulator.instructions import find, written
 from gemmery_emulator.op import Op
@@ -31,7 +31,7 @@ _CONTROL = frozenset({"bar", "barrier", "mbarrier", "bra", "vote", "match", "red
 _ACCESSES = frozenset({"ld", "ldu", "st", "atom", "red", "ldmatrix", "stmatrix"})
 _FUNCTIONS = frozenset({"sin", "cos", "ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh"})
 _SUMS = frozenset({"fma", "mul", "mad", "add", "sub", "neg", "abs"})
-_TENSOR = {"f64": "tensor_f64", "tf32": "tensor_tf32", **dict.fromkeys((*FLOAT8, "s8", "u8"), "tensor_8")}
+_TENSOR = {"f64": "tensor_f64", "tf32": "tensor_tf32", **dict.fromkeys((*TENSOR_FLOAT8, "s8", "u8"), "tensor_8")}
 _OPERANDS = {"fma": "operands", "f64": "operands_f64"}  # of multiply-adds
 _DIVISION = {False: 16, True: 40}  # instructions of one in 32 bits, and in 64
 _ROLES = {

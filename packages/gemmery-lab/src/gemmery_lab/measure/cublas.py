@@ -22,7 +22,7 @@ from gemmery_lab.measure.record import version
 from gemmery_lab.measure.timing import Rival, Sample, by_name, not_found
 from gemmery_lab.measure.torch_operands import Resident, Sets, put_by, tensor, tensors
 
-EIGHT_BITS = ("int8", *dtypes.FLOAT8)
+EIGHT_BITS = ("int8", *dtypes.TENSOR_FLOAT8)
 TRIES = 5  # samples of TRIED_SECONDS each to choose the fastest way
 TRIED_SECONDS = 0.003
 LARGEST_BIASED = 2  # bytes of elements whose products with a bias PyTorch leaves to cublasLt
@@ -175,7 +175,7 @@ def _tried(ways: Mapping[str, Put], resident: Resident) -> Placed:
 
 def _place_full(resident: Resident) -> Placed:
     """torch._scaled_mm that adds up in float32, not in the tensor cores' own sums."""
-    if resident.work.dtype not in dtypes.FLOAT8:
+    if resident.work.dtype not in dtypes.TENSOR_FLOAT8:
         raise RefusedError("only products of float8 have sums of two kinds")
     return _tried(_eight_bit_ways(resident, fast=False), resident)
 

@@ -23,7 +23,7 @@ _HOPPER = 90  # the only compute capability with wgmma, by which 8-bit types and
 ROUNDED = ("bf16", "f16", "f32")  # results of 8-bit types, and of operands with factors
 _FEW_ROWS, _SMALL = 16, 1 << 28  # rows or columns of C, and multiply-adds, up to which mixed types are not converted
 BLOCK = 128  # rows and columns of an operand that share a factor
-SCALED = (*dtypes.FLOAT8, "int8", "f16", "bf16")  # element types of operands that may have factors
+SCALED = (*dtypes.TENSOR_FLOAT8, "int8", "f16", "bf16")  # element types of operands that may have factors
 
 
 def types(a: View, b: View, dtype: Any, c: View | None = None, old: View | None = None) -> tuple[str, str]:
@@ -68,7 +68,7 @@ def stay_mixed(call: CheckedCall) -> bool:
 def _of_float8(a: View, b: View, dtype: str | None) -> tuple[str, str]:
     """Return the type of A and that of the product where an operand is float8; B may be the other kind."""
     long = dtypes.get(a.dtype).numpy
-    if not {a.dtype, b.dtype}.issubset(dtypes.FLOAT8):
+    if a.dtype != b.dtype and not {a.dtype, b.dtype}.issubset(dtypes.TENSOR_FLOAT8):
         raise DTypeError(
             f"a is {long} and b is {dtypes.get(b.dtype).numpy}: on a device float8 is multiplied by float8 only; "
             "convert both operands to float16, which holds every value of 8-bit types, or to another type"
@@ -105,7 +105,7 @@ def on_card(call: CheckedCall) -> CheckedCall:
 @lru_cache
 def check_capability(dtype: str, result: str, has_factors: bool, device: str) -> None:
     """Raise DTypeError if a device has no kernels for 8-bit types, or for operands with arrays of factors."""
-    eight = dtype in dtypes.FLOAT8 or (dtype == "int8" and result in ROUNDED)
+    eight = dtype in dtypes.TENSOR_FLOAT8 or (dtype == "int8" and result in ROUNDED)
     card = driver.find(device) if eight or has_factors else None
     if card is not None and card.capability != _HOPPER:
         long = dtypes.get(dtype).numpy

@@ -197,7 +197,7 @@ def _pairs(name: str) -> list[tuple[str, str]]:
 
 
 _TYPES = ("f16", "bf16", "f32", "f64")
-_EIGHT_BITS = (*known.FLOAT8, "int8")  # which only some devices multiply
+_EIGHT_BITS = (*known.TENSOR_FLOAT8, "int8")  # which only some devices multiply
 _SIDES = (64, 256, 1024, 4096)  # of aligned products whose specialized kernels are made
 _MANY_SIDES = (*_SIDES, 1000, 5000)  # of those whose kernels serve many shapes; rows of the last two cross lines of L2
 _EIGHTHS = (3000, 3000, 3000)  # whose tiles have every eighth row
@@ -278,7 +278,7 @@ def _shared(names: tuple[str, ...], name: str) -> Iterator[Geometry]:
     for dtype, a, b, alignment in product(names, layouts, layouts, _ALIGNMENTS):
         out = "int32" if dtype == "int8" else known.written(dtype)
         plain = Problem(1, 1, 1, dtype, out, a_layout=a, b_layout=b, device=name)
-        finished = plain._replace(scales="outer") if dtype in known.FLOAT8 else plain._replace(epilogue="bias")
+        finished = plain._replace(scales="outer") if dtype in known.TENSOR_FLOAT8 else plain._replace(epilogue="bias")
         for (m, n, k), steps in product((*product(_MANY_SIDES, repeat=3), _EIGHTHS), (plain, finished)):
             problem = steps._replace(m=m, n=n, k=k, alignments=(alignment,) * 3)
             with contextlib.suppress(RefusedError):

@@ -29,7 +29,7 @@ _FACTORS = {
     "outer": ("wgmma_epilogue", "wgmma_grouped", "wgmma_codes"),
     "blocks": ("wgmma_blockscaled", "wgmma_grouped_k"),
 }
-_TENSOR_TYPES = ("f16", "bf16", "tf32", *dtypes.FLOAT8, "int8")  # what wgmma multiplies
+_TENSOR_TYPES = ("f16", "bf16", "tf32", *dtypes.TENSOR_FLOAT8, "int8")  # what wgmma multiplies
 _TENSOR_RESULTS = ("f16", "bf16", "f32", "int32")
 
 

@@ -19,7 +19,7 @@ from gemmery.problem import Config, Problem
 
 EVERY = ("f32", "f64", "f16", "bf16")
 WHOLE = tuple(row.name for row in dtypes.DTYPES if row.kind in "iub")
-OTHERS = (*WHOLE, "complex64", "complex128")  # which CUDA cores multiply too, by the rungs that dispatch falls back on
+OTHERS = tuple(row.name for row in dtypes.DTYPES if row.name not in (*EVERY, *dtypes.TENSOR_FLOAT8))  # on CUDA cores
 ON_TENSOR_CORES = ("f16", "bf16", "f32")  # the types that they multiply and sum in f32
 
 

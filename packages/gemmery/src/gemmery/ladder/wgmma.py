@@ -265,8 +265,8 @@ def refuses_library(problem: Problem) -> str:
     return ""
 
 
-DTYPES = (*_HALF, "f32", *dtypes.FLOAT8, "int8")
-BOUNDS = {"tf32": aligned_sums_tf32, **dict.fromkeys(dtypes.FLOAT8, aligned_sums_8_bits), "int8": exact_sums}
+DTYPES = (*_HALF, "f32", *dtypes.TENSOR_FLOAT8, "int8")
+BOUNDS = {"tf32": aligned_sums_tf32, **dict.fromkeys(dtypes.TENSOR_FLOAT8, aligned_sums_8_bits), "int8": exact_sums}
 
 # A rung of products in half precision that tensor maps describe.
 _half_rung = partial(gpu_rung, dtypes=_HALF, refuses=refuses_maps, bound=aligned_sums, expect=_EXPECT)
@@ -333,7 +333,7 @@ WGMMA = (
         "wgmma_epilogue",
         idea="C leaves by tensor copies while the next tile is multiplied; one image for every shape",
         parent="wgmma_cluster",
-        mixed=dtypes.FLOAT8,
+        mixed=dtypes.TENSOR_FLOAT8,
         dtypes=DTYPES,
         refuses=refuses_library,
         bound=aligned_sums,

@@ -66,7 +66,7 @@ UNITS = {
         )
         for dtype, name, k in (
             *(("f16", "f16", 64), ("bf16", "bf16", 64), ("tf32", "tf32", 32)),
-            *((name, dtypes.get(name).cpp, 128) for name in (*dtypes.FLOAT8, "int8")),
+            *((name, dtypes.get(name).cpp, 128) for name in (*dtypes.TENSOR_FLOAT8, "int8")),
         )
     },
 }

@@ -33,7 +33,8 @@ _STORES = {"store_sectors_a_request": 16, "store_bytes_a_sector": 32}
 def _mma_f64(name: str, problem: Problem, config: Config) -> Geometry:
     """A ring of `stages` tiles, and the widest instruction of the device."""
     tile, stages = tuple(config[key] for key in _KEYS), config["stages"]
-    (bm, bn, bk, *_), threads = tile, _threads(config, 16, 8, 16)
+    thirds = ("bm", "wm") * (problem.a_layout != "col") + ("bn", "wn") * (problem.b_layout == "col")
+    (bm, bn, bk, *_), threads = tile, _threads(config, 16, 8, 16, thirds)
     if stages < 2:
         raise RefusedError(f"stages={stages}: one tile is read while another is filled; use 2 or more")
     if (registers := REGISTERS // (threads * config["blocks"])) < _LEAST_REGISTERS:
@@ -77,14 +78,18 @@ def _padded(side: int, bk: int, size: int, along_k: bool) -> int:
     return rows * (width * size + (32 if size == 8 or (size == 4 and not along_k) else 16))
 
 
-def _threads(config: Config, m: int, n: int, k: int) -> int:
-    """Return the threads of a block: a warp per wm x wn of bm x bn, by instructions of m x n, with at least this k."""
+def _threads(config: Config, m: int, n: int, k: int, thirds: tuple[str, ...] = ()) -> int:
+    """Return the threads of a block: a warp per wm x wn of bm x bn, by instructions of m x n, with at least this k.
+
+    Sides in `thirds` may be three times a power of two, too.
+    """
     sides = {key: config[key] for key in _KEYS}
     for key, least in zip(_KEYS, (m, n, k, m, n), strict=True):
-        if sides[key] < least or sides[key] & (sides[key] - 1):
+        power = sides[key] // 3 if key in thirds and sides[key] % 3 == 0 else sides[key]
+        if power < least or power & (power - 1):
             raise RefusedError(f"{key}={sides[key]}: a side of a tile is a power of two from {least} on")
     bm, bn, _, wm, wn = sides.values()
-    if wm > bm or wn > bn:
+    if bm % wm or bn % wn:
         raise RefusedError(f"wm={wm}, wn={wn} of bm={bm}, bn={bn}: a warp's tile must fit in the block's; change one")
     threads = bm // wm * (bn // wn) * WARP
     if threads > THREADS:

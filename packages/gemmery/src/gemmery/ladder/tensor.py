@@ -7,7 +7,7 @@ from dataclasses import replace
 from gemmery import dtypes
 from gemmery.cuda.choose import complete
 from gemmery.cuda.choose.cost import quickest, quickest_split
-from gemmery.cuda.choose.data import MMA_F64, MMA_PIPELINED, MMA_SPLITS
+from gemmery.cuda.choose.data import MMA_F64, MMA_PIPELINED, MMA_SPLITS, Tiling
 from gemmery.cuda.device import REGISTERS, THREADS, WARP
 from gemmery.cuda.geometry import Geometry, access, accesses, contiguous, instance, layouts, target, template, vector
 from gemmery.errors import RefusedError
@@ -25,6 +25,8 @@ _SPACE = {
     "blocks": (1, 2, 3, 4),
 }
 _RING = {key: (0, *values) for key, values in {**_SPACE, "stages": (2, 3, 4, 5)}.items()}  # 0: chosen by the rung
+_RING |= {"bm": (0, 32, 64, 96, 128, 256), "bn": (0, 32, 64, 96, 128, 256)}
+_RING |= {"wm": (0, 16, 32, 48, 64), "wn": (0, 16, 24, 32, 48, 64)}
 
 _WIDE = {"divergent_branches": 0, "local_requests": 0, "load_sectors_a_request": 16, "load_bytes_a_sector": 32}
 _STORES = {"store_sectors_a_request": 16, "store_bytes_a_sector": 32}
@@ -33,8 +35,7 @@ _STORES = {"store_sectors_a_request": 16, "store_bytes_a_sector": 32}
 def _mma_f64(name: str, problem: Problem, config: Config) -> Geometry:
     """A ring of `stages` tiles, and the widest instruction of the device."""
     tile, stages = tuple(config[key] for key in _KEYS), config["stages"]
-    thirds = ("bm", "wm") * (problem.a_layout != "col") + ("bn", "wn") * (problem.b_layout == "col")
-    (bm, bn, bk, *_), threads = tile, _threads(config, 16, 8, 16, thirds)
+    (bm, bn, bk, *_), threads = tile, _threads(config, 16, 8, 16, _thirds(problem))
     if stages < 2:
         raise RefusedError(f"stages={stages}: one tile is read while another is filled; use 2 or more")
     if (registers := REGISTERS // (threads * config["blocks"])) < _LEAST_REGISTERS:
@@ -52,8 +53,19 @@ def _resolve_f64(problem: Problem, config: Config) -> Config:
     """Return the config with every 0 replaced: by the tile that should take least time."""
     # Of a short k, 3 blocks of a smaller tile fill their rings while others multiply: 2000 of 128 x 128 x 128 take
     # 221 us, by the largest 257.
-    tilings = MMA_F64[problem.k <= 128 :]
-    return complete(config, quickest(tilings, problem.m, problem.n, problem.batch, target(problem).sms)._asdict())
+    tilings, thirds = MMA_F64[3 * (problem.k <= 128) :], _thirds(problem)
+
+    def suits(tile: Tiling) -> bool:
+        sides = {key: getattr(tile, key) for key in ("bm", "bn", "wm", "wn")}
+        return all((side % 3 or key in thirds) and config[key] in (0, side) for key, side in sides.items())
+
+    fits = [tile for tile in tilings if suits(tile)] or [tile for tile in MMA_F64 if tile.bm % 3]
+    return complete(config, quickest(fits, problem.m, problem.n, problem.batch, target(problem).sms)._asdict())
+
+
+def _thirds(problem: Problem) -> tuple[str, ...]:
+    """Return the sides of a tile that may be three times a power of two: those of operands in which k is adjacent."""
+    return ("bm", "wm") * (problem.a_layout != "col") + ("bn", "wn") * (problem.b_layout == "col")
 
 
 def _fragments(name: str, problem: Problem, config: Config) -> Geometry:

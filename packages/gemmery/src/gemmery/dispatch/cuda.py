@@ -189,11 +189,11 @@ def _by_parts(p: Problem, card: Device) -> list[tuple[str, str]]:
 
 def parts_in_graphs(problem: Problem) -> bool:
     """Return True for float32 that parts multiply in a CUDA graph alone: elsewhere the host's launches last longer."""
-    p, card = problem.by_rows(), driver.find(problem.device)
-    if p.precision != "f32_tensor" or p.invariant or p.k < float32_parts.DEEP or card.capability != 90:
+    if problem.precision != "f32_tensor" or problem.invariant or problem.k < float32_parts.DEEP:
         return False
+    p, card = problem.by_rows(), driver.find(problem.device)
     terms = p, float32_pre_pass.in_registers(p), card, simt_tiled.shared_tiles(p, card)
-    return parts_pay(*terms, host=0) and not parts_pay(*terms)
+    return card.capability == 90 and parts_pay(*terms, host=0) and not parts_pay(*terms)
 
 
 _RESIDUES = (

@@ -129,7 +129,7 @@ def short(name):
 
 def host_cases():
     """Yield products, and the ways in which each is computed in a loop."""
-    shapes = [(n, n, n) for n in (384, 512, 576, 640, 704, 768)] + [(1000, 333, 900), (256, 1024, 1024)]
+    shapes = [(n, n, n) for n in (512, 576, 640, 704, 768, 896, 1024)] + [(1000, 333, 900), (256, 1024, 1024)]
     for m, n, k in shapes:
         for b in ("row", "col"):
             sets = [tuple(x[0] for x in each) for each in operands(m, n, k, b, 8)]

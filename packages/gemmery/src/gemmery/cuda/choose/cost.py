@@ -406,7 +406,7 @@ def expected_tiles(problem: Problem) -> tuple[float, float]:
 
 # ---- when two parts pay; times on an H200, in microseconds and cycles of 1.7 GHz ----
 
-LAUNCHES, HOST = (12.0, 20.0), 30.0  # on the device, in a graph, of rows alone and with others; on the host
+LAUNCHES, HOST = (9.0, 17.0), 50.0  # on the device, in a graph, of rows alone and with others; on the host
 PRE_PASS = 3.6e6, 2.5e6  # bytes in a microsecond, of rows that stay in registers and of others
 CYCLES, PARTS_END, BUSY = 1700.0, 4000, 0.85  # of a microsecond; of the end of a tile; of tensor cores
 SIMT, SIMT_LEAST, SIMT_END = (42e6, 48e6), 4.0, 2.0  # operations in a microsecond, of whole rounds; likewise

@@ -19,5 +19,5 @@ TALL = {"bm": 96, "bn": 64, "bk": 16, "wm": 48, "wn": 32, "stages": 3, "blocks":
     ("tile", "layouts"), [(SQUARE, ("row", "col", "row")), (TALL, ("row", "row", "row")), (TALL, ("row", "col", "col"))]
 )
 @pytest.mark.parametrize("shape", [(97, 100, 37), (96, 192, 32)])
-def test_tiles_of_thirds_are_right_and_write_nothing_else(shape, tile, layouts):
+def test_sides_of_three_times_a_power_are_right_and_write_nothing_else(shape, tile, layouts):
     assert run(MMA_F64, *matrices(shape, "f64", layouts=layouts), config=tile)

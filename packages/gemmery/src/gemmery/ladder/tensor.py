@@ -35,7 +35,7 @@ _STORES = {"store_sectors_a_request": 16, "store_bytes_a_sector": 32}
 def _mma_f64(name: str, problem: Problem, config: Config) -> Geometry:
     """A ring of `stages` tiles, and the widest instruction of the device."""
     tile, stages = tuple(config[key] for key in _KEYS), config["stages"]
-    (bm, bn, bk, *_), threads = tile, _threads(config, 16, 8, 16, _thirds(problem))
+    (bm, bn, bk, *_), threads = tile, _threads(config, 16, 8, 16, _triples(problem))
     if stages < 2:
         raise RefusedError(f"stages={stages}: one tile is read while another is filled; use 2 or more")
     if (registers := REGISTERS // (threads * config["blocks"])) < _LEAST_REGISTERS:
@@ -53,17 +53,17 @@ def _resolve_f64(problem: Problem, config: Config) -> Config:
     """Return the config with every 0 replaced: by the tile that should take least time."""
     # Of a short k, 3 blocks of a smaller tile fill their rings while others multiply: 2000 of 128 x 128 x 128 take
     # 221 us, by the largest 257.
-    tilings, thirds = MMA_F64[3 * (problem.k <= 128) :], _thirds(problem)
+    tilings, triples = MMA_F64[3 * (problem.k <= 128) :], _triples(problem)
 
     def suits(tile: Tiling) -> bool:
         sides = {key: getattr(tile, key) for key in ("bm", "bn", "wm", "wn")}
-        return all((side % 3 or key in thirds) and config[key] in (0, side) for key, side in sides.items())
+        return all((side % 3 or key in triples) and config[key] in (0, side) for key, side in sides.items())
 
     fits = [tile for tile in tilings if suits(tile)] or [tile for tile in MMA_F64 if tile.bm % 3]
     return complete(config, quickest(fits, problem.m, problem.n, problem.batch, target(problem).sms)._asdict())
 
 
-def _thirds(problem: Problem) -> tuple[str, ...]:
+def _triples(problem: Problem) -> tuple[str, ...]:
     """Return the sides of a tile that may be three times a power of two: those of operands in which k is adjacent."""
     return ("bm", "wm") * (problem.a_layout != "col") + ("bn", "wn") * (problem.b_layout == "col")
 
@@ -90,14 +90,14 @@ def _padded(side: int, bk: int, size: int, along_k: bool) -> int:
     return rows * (width * size + (32 if size == 8 or (size == 4 and not along_k) else 16))
 
 
-def _threads(config: Config, m: int, n: int, k: int, thirds: tuple[str, ...] = ()) -> int:
+def _threads(config: Config, m: int, n: int, k: int, triples: tuple[str, ...] = ()) -> int:
     """Return the threads of a block: a warp per wm x wn of bm x bn, by instructions of m x n, with at least this k.
 
-    Sides in `thirds` may be three times a power of two, too.
+    Sides in `triples` may be three times a power of two, too.
     """
     sides = {key: config[key] for key in _KEYS}
     for key, least in zip(_KEYS, (m, n, k, m, n), strict=True):
-        power = sides[key] // 3 if key in thirds and sides[key] % 3 == 0 else sides[key]
+        power = sides[key] // 3 if key in triples and sides[key] % 3 == 0 else sides[key]
         if power < least or power & (power - 1):
             raise RefusedError(f"{key}={sides[key]}: a side of a tile is a power of two from {least} on")
     bm, bn, _, wm, wn = sides.values()
@@ -313,7 +313,7 @@ MMA = (
         lesson=(
             "Three copies are in flight while a fourth tile is multiplied, and the fragments of the next 32 bytes of k "
             "are read while the current ones are used, so the tensor cores rarely wait. The remaining limit is the "
-            "rate of mma.sync, about two thirds of wgmma's on Hopper. Operands whose rows are not aligned to 16 bytes "
+            "rate of mma.sync, about two triples of wgmma's on Hopper. Operands whose rows are not aligned to 16 bytes "
             "are packed first: one pass over them costs little next to the product."
         ),
     ),

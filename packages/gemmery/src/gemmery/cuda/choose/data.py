@@ -259,7 +259,7 @@ SIMT_BY_ELEMENTS = (
     Tiling( 64,  64, 16, 32,  32,  8,  4,     2,     0,   80),
     Tiling( 32,  32, 16, 32,  16,  4,  4,     3,     0,   50),
 )
-# Speeds on an H200; thirds of powers of two where k is adjacent (python benchmarks/rung_configs.py doubles).
+# Speeds on an H200 (python benchmarks/rung_configs.py doubles); three times a power of two where k is adjacent alone.
 MMA_F64 = (
     Tiling(    128, 128, 16, 64,  32,  0,  0,     3,     1,  100),
     Tiling(     96, 128, 16, 48,  32,  0,  0,     4,     1,   98),

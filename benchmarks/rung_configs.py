@@ -22,6 +22,7 @@ import torch
 import gemmery as gm
 from gemmery import tiers
 from gemmery.arrays import View
+from gemmery.cuda.choose.data import SIMT_PIPELINED
 from gemmery.cuda.geometry import Scaling
 from gemmery.errors import GemmeryError
 from gemmery.ladder.cuda import CUDA
@@ -47,6 +48,7 @@ DOUBLES = (
     *((128, 128, 16, 64, 32, 3, 1), (96, 128, 16, 48, 32, 4, 1), (96, 96, 16, 48, 24, 4, 1)),
     *((96, 64, 16, 48, 32, 3, 2), (64, 64, 16, 32, 32, 3, 3)),
 )
+WIDE = (1536, 2560, 3072)  # squared
 CALLS, TURNS = 16, 9
 
 
@@ -248,6 +250,21 @@ def columns():
         yield (n, n, n, "f32", 1), "col", names, False
 
 
+def wide():
+    """float32 on CUDA cores, with B by rows, of sides that leave the largest tiles uneven rounds."""
+    keys = "bm", "bn", "bk", "wm", "wn", "tm", "tn", "stages", "blocks"
+    for m, n, k in (
+        (818, 3773, 1012),
+        (692, 3864, 1968),
+        (1200, 3000, 700),
+        (1800, 2000, 1500),
+        *((n,) * 3 for n in WIDE),
+    ):
+        tiles = (zip(keys, tile[:9], strict=True) for tile in SIMT_PIPELINED[4])
+        names = ["simt_pipelined splits=1 " + " ".join(f"{key}={value}" for key, value in each) for each in tiles]
+        yield (m, n, k, "f32", 1), "row", names, False
+
+
 def doubles():
     """float64 on tensor cores, with B by columns and by rows, by several tiles."""
     keys = "bm", "bn", "bk", "wm", "wn", "stages", "blocks"
@@ -329,12 +346,14 @@ def factors(title, m, n, k):
 def main():
     """Print a line for each contestant."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("what", nargs="+", choices=("batched", "gemv", "columns", "doubles", "ragged", "factors"))
+    parser.add_argument(
+        "what", nargs="+", choices=("batched", "gemv", "columns", "wide", "doubles", "ragged", "factors")
+    )
     parser.add_argument("--seconds", type=float, default=100)
     options = parser.parse_args()
     end = time.monotonic() + options.seconds
     torch.cuda.init()
-    lists = {"batched": batched, "gemv": gemv, "columns": columns, "doubles": doubles, "ragged": ragged}
+    lists = {"batched": batched, "gemv": gemv, "columns": columns, "wide": wide, "doubles": doubles, "ragged": ragged}
     cases = [case for what in options.what if what in lists for case in lists[what]()]
     begin = time.monotonic()
     compile_all([(problem_of(*sides, b), names) for sides, b, names, _ in cases])

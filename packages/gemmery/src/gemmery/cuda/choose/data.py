@@ -196,6 +196,7 @@ SIMT_PIPELINED = {  # by the bytes of a sum
         Tiling(128, 128,  8, 64,  32,  8,  8,     3,     0,   95),
         Tiling( 64,  64, 16, 32,  32,  8,  4,     3,     0,   75),
         Tiling( 32,  32, 16, 32,  16,  4,  4,     3,     0,   58),  # 512 to 1536 squared, dense-nvidia-h200.jsonl
+        Tiling( 64, 128, 16, 32,  64,  8,  8,     3,     3,   89),  # 692 x 3864 x 1968; the same file, run 8
     ),
     8: (
         Tiling( 64, 128,  8, 32,  64,  8,  8,     3,     0,  100),

@@ -313,7 +313,7 @@ MMA = (
         lesson=(
             "Three copies are in flight while a fourth tile is multiplied, and the fragments of the next 32 bytes of k "
             "are read while the current ones are used, so the tensor cores rarely wait. The remaining limit is the "
-            "rate of mma.sync, about two triples of wgmma's on Hopper. Operands whose rows are not aligned to 16 bytes "
+            "rate of mma.sync, about two thirds of wgmma's on Hopper. Operands whose rows are not aligned to 16 bytes "
             "are packed first: one pass over them costs little next to the product."
         ),
     ),

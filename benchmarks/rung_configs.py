@@ -22,6 +22,7 @@ import torch
 import gemmery as gm
 from gemmery import tiers
 from gemmery.arrays import View
+from gemmery.cuda.choose.data import SIMT_PIPELINED
 from gemmery.cuda.geometry import Scaling
 from gemmery.errors import GemmeryError
 from gemmery.ladder.cuda import CUDA
@@ -30,13 +31,24 @@ from gemmery.problem import Problem
 
 TYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}
 TOLERANCES = {"f16": 2e-3, "bf16": 2e-2, "f32": 1e-5, "f64": 1e-13, "fp8": 1e-2}
-COMPILE = "import sys; from gemmery.cuda import nvrtc; nvrtc.code(*sys.argv[1:])"
+COMPILE = """import sys
+from gemmery.cuda import nvrtc
+for source, kernel in zip(sys.argv[1::2], sys.argv[2::2]):
+    nvrtc.code(source, kernel, "sm_90a")
+"""
+COMPILERS = 16
 FACTORED = ("bm=128 bn=256 cm=1 cn=1 blocks=128", "bm=128 bn=256 cm=1 cn=1 blocks=132", "bm=128 bn=224 cm=1 cn=1")
 # Tiles of float32 with k adjacent in A and B: bm, bn, bk, wm, wn, tm, tn, stages, blocks.
 ALONG_K = (
     *("128 256 16 32 128 16 8 3 0", "128 128 16 64 32 8 8 2 0", "128 64 16 32 32 8 4 3 1", "64 64 16 32 32 8 4 3 3"),
     *("32 32 16 32 16 4 4 4 6", "32 32 16 32 16 4 4 3 6"),
 )
+# Tiles of float64: bm, bn, bk, wm, wn, stages, blocks.
+DOUBLES = (
+    *((128, 128, 16, 64, 32, 3, 1), (96, 128, 16, 48, 32, 4, 1), (96, 96, 16, 48, 24, 4, 1)),
+    *((96, 64, 16, 48, 32, 3, 2), (64, 64, 16, 32, 32, 3, 3)),
+)
+WIDE = (1536, 2560, 3072)  # squared
 CALLS, TURNS = 16, 9
 
 
@@ -87,9 +99,10 @@ def compile_all(cases):
                 say(f"{name}: {error}")
                 continue
             kernels |= {(each.source, each.kernel): None for each in launches}
-    with ThreadPoolExecutor(16) as pool:
+    lots = [list(itertools.chain(*list(kernels)[i::COMPILERS])) for i in range(COMPILERS)]
+    with ThreadPoolExecutor(COMPILERS) as pool:
         run = [sys.executable, "-c", COMPILE]
-        list(pool.map(lambda each: subprocess.run([*run, *each, "sm_90a"], check=False), kernels))
+        list(pool.map(lambda lot: subprocess.run([*run, *lot], check=False), lots))
 
 
 def graph_of(put, sets):
@@ -237,6 +250,29 @@ def columns():
         yield (n, n, n, "f32", 1), "col", names, False
 
 
+def wide():
+    """float32 on CUDA cores, with B by rows, of sides that leave the largest tiles uneven rounds."""
+    keys = "bm", "bn", "bk", "wm", "wn", "tm", "tn", "stages", "blocks"
+    for m, n, k in (
+        (818, 3773, 1012),
+        (692, 3864, 1968),
+        (1200, 3000, 700),
+        (1800, 2000, 1500),
+        *((n,) * 3 for n in WIDE),
+    ):
+        tiles = (zip(keys, tile[:9], strict=True) for tile in SIMT_PIPELINED[4])
+        names = ["simt_pipelined splits=1 " + " ".join(f"{key}={value}" for key, value in each) for each in tiles]
+        yield (m, n, k, "f32", 1), "row", names, False
+
+
+def doubles():
+    """float64 on tensor cores, with B by columns and by rows, by several tiles."""
+    keys = "bm", "bn", "bk", "wm", "wn", "stages", "blocks"
+    names = ["mma_f64 " + " ".join(f"{key}={value}" for key, value in zip(keys, each, strict=True)) for each in DOUBLES]
+    for n, b in itertools.product((1024, 1536, 2048, 2560, 3072), ("col", "row")):
+        yield (n, n, n, "f64", 1), b, [name for name in names if b == "col" or "bn=96" not in name], False
+
+
 def ragged():
     """Few tiles in bfloat16: whole, and with a k that the blocks of a cluster share."""
     shapes = [(147, 1280, 8192), (100, 3000, 5000), (392, 4096, 4096), (128, 7168, 2048), (512, 7168, 2048)]
@@ -310,12 +346,14 @@ def factors(title, m, n, k):
 def main():
     """Print a line for each contestant."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("what", nargs="+", choices=("batched", "gemv", "columns", "ragged", "factors"))
+    parser.add_argument(
+        "what", nargs="+", choices=("batched", "gemv", "columns", "wide", "doubles", "ragged", "factors")
+    )
     parser.add_argument("--seconds", type=float, default=100)
     options = parser.parse_args()
     end = time.monotonic() + options.seconds
     torch.cuda.init()
-    lists = {"batched": batched, "gemv": gemv, "columns": columns, "ragged": ragged}
+    lists = {"batched": batched, "gemv": gemv, "columns": columns, "wide": wide, "doubles": doubles, "ragged": ragged}
     cases = [case for what in options.what if what in lists for case in lists[what]()]
     begin = time.monotonic()
     compile_all([(problem_of(*sides, b), names) for sides, b, names, _ in cases])

@@ -53,7 +53,7 @@ def units(result, x, y):
 @pytest.fixture
 def always(monkeypatch):
     """Parts for every size: a small product would be left to CUDA cores."""
-    monkeypatch.setattr("gemmery.dispatch.cuda.parts_pay", lambda *_: True)
+    monkeypatch.setattr("gemmery.dispatch.cuda.parts_pay", lambda *_, **__: True)
 
 
 @pytest.mark.many

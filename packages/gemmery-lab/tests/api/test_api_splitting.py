@@ -20,7 +20,7 @@ M, N, K = 40, 24, 136
 @pytest.fixture(scope="module")
 def module_card():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gemmery.dispatch.cuda.parts_pay", lambda *_: True)  # a small one is left to CUDA cores
+        patch.setattr("gemmery.dispatch.cuda.parts_pay", lambda *_, **__: True)  # a small one is left to CUDA cores
         yield installed(patch)
 
 

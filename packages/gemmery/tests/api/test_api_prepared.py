@@ -16,7 +16,7 @@ from gemmery.cuda.device import KNOWN
 from gemmery.cuda.geometry import Geometry
 from gemmery.dispatch.cpu import Candidate
 from gemmery.errors import LayoutError
-from gemmery.keywords import NO_OPTIONS, for_kernel
+from gemmery.keywords import FIELDS, NO_OPTIONS, for_kernel
 from gemmery.problem import Problem
 
 FORM = Arrangement(0, 0, 0, 1, (0, 0, 0), (0, 0, 0), (0, 0, 0))
@@ -100,6 +100,22 @@ def test_a_graph_keeps_the_launches_made_for_the_product(monkeypatch):
     served = prepared.TieredLaunch(FORM, "general", lambda key: "specialized", (object(),))
     assert [served.next(), served.next(5), served.next(7), served.next(5)] == ["general"] * 2 + ["specialized"] * 2
     assert served.countdown == 0
+
+
+def test_a_graph_takes_parts_of_float32_where_the_host_would_wait(monkeypatch):
+    monkeypatch.setattr(prepared.driver, "captures", lambda stream: stream == 7)
+    runs = {False: "float32", True: "parts"}
+    option = FIELDS.index("invariant")
+    monkeypatch.setattr(
+        prepared, "specialized", lambda call: prepared.PreparedLaunch(None, None, FORM, runs[call.options[option]])
+    )
+    for n, expected in ((640, "parts"), (384, "float32")):
+        options = {"precision": "f32_tensor", "b_layout": "col", "device": "h200"}
+        problem = Problem(n, n, n, "f32", "f32", **options)
+        monkeypatch.setattr(prepared, "described", lambda call, problem=problem: (FORM, problem))
+        table.launches.clear()
+        served = prepared.prepare(CALL)
+        assert [served.next(stream) for stream in (5, 7, 0, 5)] == ["float32", expected, "float32", "float32"]
 
 
 def test_a_large_product_never_waits_for_its_kernel(monkeypatch):

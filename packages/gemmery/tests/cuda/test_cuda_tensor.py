@@ -42,7 +42,9 @@ def test_the_default_fits_every_device_with_the_instructions(rung, name):
     ("config", "word"),
     [
         ({"stages": 1}, "stages=1"),
-        ({"bm": 96}, "bm=96"),
+        ({"bn": 96}, "bn=96"),
+        ({"bm": 160}, "bm=160"),
+        ({"bm": 96, "wm": 64}, "wm=64"),
         ({"wn": 4}, "wn=4"),
         ({"bk": 8}, "bk=8"),
         ({"wm": 256}, "wm=256"),
@@ -53,6 +55,15 @@ def test_the_default_fits_every_device_with_the_instructions(rung, name):
 def test_a_config_without_sense_is_refused_with_its_value(config, word):
     with pytest.raises(RefusedError, match=word):
         MMA.geometry(SQUARE, {**MMA.default, **config})
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "tile"), [("row", "col", (96, 96)), ("row", "row", (96, 64)), ("col", "row", (64, 64))]
+)
+def test_sides_of_three_powers_of_two_are_those_along_which_k_is_adjacent(a, b, tile):
+    problem = Problem(1536, 1536, 1536, "f64", "f64", a_layout=a, b_layout=b, device="h200")
+    assert MMA.geometry(problem, MMA.default).tile == tile
+    assert MMA.geometry(problem, {**MMA.default, "bm": 64}).tile[0] == 64
 
 
 def test_an_access_never_crosses_an_edge():

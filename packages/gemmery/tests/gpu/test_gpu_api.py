@@ -267,6 +267,20 @@ def test_no_memory_is_copied_to_the_host_and_nothing_synchronizes():
         torch.cuda.set_sync_debug_mode(mode)
 
 
+def test_a_graph_takes_parts_of_float32_that_a_stream_does_not():
+    a, b = tensor((640, 640)), tensor((640, 640)).T
+    alone = gm.matmul(a, b, precision="f32_tensor")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        captured = gm.matmul(a, b, precision="f32_tensor")
+    graph.replay()
+    torch.cuda.synchronize()
+    check(captured, a, b)
+    if torch.cuda.get_device_capability() == (9, 0):
+        assert torch.equal(alone, gm.matmul(a, b))
+        assert torch.equal(captured, gm.matmul(a, b, precision="f32_tensor", batch_invariant=True))
+
+
 @pytest.mark.parametrize("warm", [True, False])
 def test_a_graph_captures_products(warm):
     side = 96 if warm else 97  # a shape of its own: the first product is within the capture

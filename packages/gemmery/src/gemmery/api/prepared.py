@@ -33,8 +33,9 @@ from gemmery.cuda.launch import (
     product_argument,
     scalars_of,
 )
-from gemmery.dispatch.cuda import TENSOR_COPIED, copies_tensors, general, grouped
+from gemmery.dispatch.cuda import TENSOR_COPIED, copies_tensors, general, grouped, parts_in_graphs
 from gemmery.errors import LayoutError, RefusedError
+from gemmery.keywords import FIELDS
 from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
 
@@ -99,6 +100,21 @@ class TieredLaunch:
                 self.countdown = 0
 
 
+class OutsideGraphs(TieredLaunch):
+    """Launches that others replace in a CUDA graph, where the host's time for more of them does not count."""
+
+    __slots__ = ("_in_graphs",)
+
+    def __init__(self, form: Arrangement, run: Ready | Halved, in_graphs: Callable[[], Ready | Halved]) -> None:
+        super().__init__(form, run)
+        self.countdown = 1  # `next` is asked for each product
+        self._in_graphs = in_graphs
+
+    def next(self, stream: int = 0) -> Ready | Halved:
+        """Return the launches of the next product on this stream."""
+        return self._in_graphs() if stream and driver.captures(stream) else self.run
+
+
 @table.once
 def specialized(call: DeviceCall) -> PreparedLaunch:
     """Return the kernel made for this call, the form and the launches."""
@@ -118,6 +134,10 @@ def prepare(call: DeviceCall) -> TieredLaunch:
     work = problem.flops * form.runs
     at_once = not tiers.enabled() or work >= LARGE or _at_once(form, problem)
     run = None if at_once else _general(form, problem, call)
+    if run is None and parts_in_graphs(problem):
+        options = (True if field == "invariant" else value for field, value in zip(FIELDS, call.options, strict=True))
+        in_parts = call._replace(options=tuple(options))
+        return OutsideGraphs(form, specialized(call).run, lambda: specialized(in_parts).run)
     if run is None:
         return TieredLaunch(form, specialized(call).run)
     soon = often(problem.dtype, problem.device, work)

@@ -192,6 +192,15 @@ def _by_parts(p: Problem, card: Device) -> list[tuple[str, str]]:
     return [("split_fp16x3", f"f32_tensor: {_GUARDED}")]
 
 
+def parts_in_graphs(problem: Problem) -> bool:
+    """Return True for float32 that parts multiply in a CUDA graph alone: elsewhere the host's launches last longer."""
+    if problem.precision != "f32_tensor" or problem.invariant or problem.k < float32_parts.DEEP:
+        return False
+    p, card = problem.by_rows(), driver.find(problem.device)
+    terms = p, float32_pre_pass.in_registers(p), card, simt_tiled.shared_tiles(p, card)
+    return card.capability == 90 and parts_pay(*terms, host=0) and not parts_pay(*terms)
+
+
 _RESIDUES = (
     "f64_normwise: int8 tensor cores multiply residues of scaled integers; the device takes CUDA cores for Inf, NaN "
     "and extreme norms"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from gemmery import dtypes
 from gemmery.cuda.choose import complete
 from gemmery.cuda.choose.cost import quickest, quickest_split
-from gemmery.cuda.choose.data import MMA_F64, MMA_PIPELINED, MMA_SPLITS
+from gemmery.cuda.choose.data import MMA_F64, MMA_PIPELINED, MMA_SPLITS, Tiling
 from gemmery.cuda.device import REGISTERS, THREADS, WARP
 from gemmery.cuda.geometry import Geometry, access, accesses, contiguous, instance, layouts, target, template, vector
 from gemmery.errors import RefusedError
@@ -25,6 +25,8 @@ _SPACE = {
     "blocks": (1, 2, 3, 4),
 }
 _RING = {key: (0, *values) for key, values in {**_SPACE, "stages": (2, 3, 4, 5)}.items()}  # 0: chosen by the rung
+_RING |= {"bm": (0, 32, 64, 96, 128, 256), "bn": (0, 32, 64, 96, 128, 256)}
+_RING |= {"wm": (0, 16, 32, 48, 64), "wn": (0, 16, 24, 32, 48, 64)}
 
 _WIDE = {"divergent_branches": 0, "local_requests": 0, "load_sectors_a_request": 16, "load_bytes_a_sector": 32}
 _STORES = {"store_sectors_a_request": 16, "store_bytes_a_sector": 32}
@@ -33,7 +35,7 @@ _STORES = {"store_sectors_a_request": 16, "store_bytes_a_sector": 32}
 def _mma_f64(name: str, problem: Problem, config: Config) -> Geometry:
     """A ring of `stages` tiles, and the widest instruction of the device."""
     tile, stages = tuple(config[key] for key in _KEYS), config["stages"]
-    (bm, bn, bk, *_), threads = tile, _threads(config, 16, 8, 16)
+    (bm, bn, bk, *_), threads = tile, _threads(config, 16, 8, 16, _triples(problem))
     if stages < 2:
         raise RefusedError(f"stages={stages}: one tile is read while another is filled; use 2 or more")
     if (registers := REGISTERS // (threads * config["blocks"])) < _LEAST_REGISTERS:
@@ -51,8 +53,19 @@ def _resolve_f64(problem: Problem, config: Config) -> Config:
     """Return the config with every 0 replaced: by the tile that should take least time."""
     # Of a short k, 3 blocks of a smaller tile fill their rings while others multiply: 2000 of 128 x 128 x 128 take
     # 221 us, by the largest 257.
-    tilings = MMA_F64[problem.k <= 128 :]
-    return complete(config, quickest(tilings, problem.m, problem.n, problem.batch, target(problem).sms)._asdict())
+    tilings, triples = MMA_F64[3 * (problem.k <= 128) :], _triples(problem)
+
+    def suits(tile: Tiling) -> bool:
+        sides = {key: getattr(tile, key) for key in ("bm", "bn", "wm", "wn")}
+        return all((side % 3 or key in triples) and config[key] in (0, side) for key, side in sides.items())
+
+    fits = [tile for tile in tilings if suits(tile)] or [tile for tile in MMA_F64 if tile.bm % 3]
+    return complete(config, quickest(fits, problem.m, problem.n, problem.batch, target(problem).sms)._asdict())
+
+
+def _triples(problem: Problem) -> tuple[str, ...]:
+    """Return the sides of a tile that may be three times a power of two: those of operands in which k is adjacent."""
+    return ("bm", "wm") * (problem.a_layout != "col") + ("bn", "wn") * (problem.b_layout == "col")
 
 
 def _fragments(name: str, problem: Problem, config: Config) -> Geometry:
@@ -77,14 +90,18 @@ def _padded(side: int, bk: int, size: int, along_k: bool) -> int:
     return rows * (width * size + (32 if size == 8 or (size == 4 and not along_k) else 16))
 
 
-def _threads(config: Config, m: int, n: int, k: int) -> int:
-    """Return the threads of a block: a warp per wm x wn of bm x bn, by instructions of m x n, with at least this k."""
+def _threads(config: Config, m: int, n: int, k: int, triples: tuple[str, ...] = ()) -> int:
+    """Return the threads of a block: a warp per wm x wn of bm x bn, by instructions of m x n, with at least this k.
+
+    Sides in `triples` may be three times a power of two, too.
+    """
     sides = {key: config[key] for key in _KEYS}
     for key, least in zip(_KEYS, (m, n, k, m, n), strict=True):
-        if sides[key] < least or sides[key] & (sides[key] - 1):
+        power = sides[key] // 3 if key in triples and sides[key] % 3 == 0 else sides[key]
+        if power < least or power & (power - 1):
             raise RefusedError(f"{key}={sides[key]}: a side of a tile is a power of two from {least} on")
     bm, bn, _, wm, wn = sides.values()
-    if wm > bm or wn > bn:
+    if bm % wm or bn % wn:
         raise RefusedError(f"wm={wm}, wn={wn} of bm={bm}, bn={bn}: a warp's tile must fit in the block's; change one")
     threads = bm // wm * (bn // wn) * WARP
     if threads > THREADS:

@@ -9,8 +9,20 @@ from math import ceil, exp, gcd, log2
 from typing import TypeVar
 
 from gemmery import dtypes
-from gemmery.cuda.choose.data import FEW, PARTS, SIMT_COSTS, SIMT_SPLITS, SIMT_STEP, Instance, Residuals, Tiling, card
+from gemmery.cuda.choose.data import (
+    FEW,
+    PARTS,
+    SIMT_COSTS,
+    SIMT_SPLITS,
+    SIMT_STEP,
+    Instance,
+    Residuals,
+    SimtCosts,
+    Tiling,
+    card,
+)
 from gemmery.cuda.device import KNOWN, WARP, Device
+from gemmery.cuda.geometry import accesses
 from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
 
@@ -101,27 +113,55 @@ def quickest_shared(
     return min(product(tiles, splits), key=cycles)
 
 
-def shared_cycles(problem: Problem, tile: Tiling, splits: int, device: Device) -> float:
+def shared_cycles(problem: Problem, tile: Tiling, splits: int, device: Device, costs: SimtCosts = SIMT_COSTS) -> float:
     """Return about the cycles of float32 on CUDA cores with so many blocks to a tile, but for those of every launch.
 
     The busiest multiprocessor has all its blocks at a time. The fewer warps these are, the more it waits.
     """
-    costs, area, batch = SIMT_COSTS, tile.bm * tile.bn, problem.batch
+    area, batch = tile.bm * tile.bn, problem.batch
     m, n, k = problem.m, problem.n, problem.k
-    clusters = -(-m // tile.bm) * -(-n // tile.bn) * batch
-    # The costs were fitted with this count. With that of `at_a_time`, 8 parts are chosen where 7 take 0.83 to 0.87 of
-    # the time (benchmarks/tuning/float32-tiles-nvidia-h200.jsonl, runs 3 and 4).
-    room = device.sms // splits * (10 if splits > 2 else 11) // 11
-    rounds = -(-clusters // max(1, room))
-    warps = min(rounds, tile.blocks) * area / (tile.tm * tile.tn * WARP)
+    rounds = shared_rounds(-(-m // tile.bm) * -(-n // tile.bn) * batch, splits, device.sms)
+    warps = min(rounds, tile.blocks or rounds) * area / (tile.tm * tile.tn * WARP)
     steps = ceil(ceil(k / SIMT_STEP) / splits)
-    each = rounds * area * SIMT_STEP / LANES * 100 / tile.speed * (1 + costs.idle / warps)
+    a_width, b_width = copy_widths(problem)
+    copies = (tile.bm / a_width + tile.bn / b_width) * SIMT_STEP / WARP
+    each = rounds * (area * SIMT_STEP / LANES * 100 / tile.speed * (1 + costs.idle / warps) + costs.copy * copies)
     moved = 4 * batch * ((m + n) * k + 2 * m * n) / costs.memory
     brought = 4 * rounds * (tile.bm + tile.bn) * steps * SIMT_STEP / costs.l2
-    busy: float = ((steps * each) ** 4 + moved**4 + brought**4) ** 0.25 + costs.fill
+    busy: float = ((steps * each) ** 4 + moved**4 + brought**4 + (steps * costs.wait) ** 4) ** 0.25 + costs.fill
     if splits == 1:
         return busy
     return busy + costs.meet + rounds * area * costs.sum + (device.capability < 90) * costs.launch
+
+
+# Clusters of so many blocks for which 132 multiprocessors have room in each round, where there are several: more than
+# in one alone, since blocks of one cluster may then begin on a multiprocessor that has another's. Those of
+# benchmarks/tuning/float32-tiles-nvidia-h200.jsonl with which the model is nearest, in runs 2 and 3 as in run 6.
+SHARED_ROOM = {3: 41, 4: 31, 5: 23, 6: 19, 7: 16, 8: 15}
+
+
+def shared_rounds(tiles: int, splits: int, sms: int) -> int:
+    """Return the blocks that the busiest multiprocessor has, where `splits` of a cluster share a tile.
+
+    >>> [shared_rounds(tiles, 7, 132) for tiles in (15, 16, 32, 33)]
+    [1, 2, 2, 3]
+    """
+    if tiles <= at_a_time(splits, sms):
+        return 1
+    return max(2, -(-tiles // max(1, sms * SHARED_ROOM.get(splits, 132 // splits) // 132)))
+
+
+@lru_cache(maxsize=1024)
+def copy_widths(problem: Problem) -> tuple[int, int]:
+    """Return the elements of A and of B that float32 on CUDA cores copies to shared memory at a time.
+
+    They are single ones where k is adjacent, unless it is so in both, in pieces of four.
+    """
+    a, b, _ = accesses(problem)
+    along_k = problem.a_layout == "row", problem.b_layout == "col"
+    if all(along_k) and a == b == 4:
+        return 4, 4
+    return 1 if along_k[0] else a, 1 if along_k[1] else b
 
 
 class Demand(NamedTuple):
@@ -366,17 +406,19 @@ def expected_tiles(problem: Problem) -> tuple[float, float]:
 
 # ---- when two parts pay; times on an H200, in microseconds and cycles of 1.7 GHz ----
 
-LAUNCHES, HOST = (12.0, 20.0), 30.0  # on the device, in a graph, of rows alone and with others; on the host
+LAUNCHES, HOST = (9.0, 17.0), 50.0  # on the device, in a graph, of rows alone and with others; on the host
 PRE_PASS = 3.6e6, 2.5e6  # bytes in a microsecond, of rows that stay in registers and of others
 CYCLES, PARTS_END, BUSY = 1700.0, 4000, 0.85  # of a microsecond; of the end of a tile; of tensor cores
 SIMT, SIMT_LEAST, SIMT_END = (42e6, 48e6), 4.0, 2.0  # operations in a microsecond, of whole rounds; likewise
 
 
-def parts_pay(problem: Problem, in_registers: int, device: Device, tiles: tuple[Tiling, ...] = ()) -> bool:
+def parts_pay(
+    problem: Problem, in_registers: int, device: Device, tiles: tuple[Tiling, ...] = (), host: float = HOST
+) -> bool:
     """Return True if split_fp16x3 should take less time for a product with a row-major C than CUDA cores.
 
     Rows of the operands in `in_registers` stay there in the pre-pass: bit 0 stands for A, bit 1 for B. CUDA cores may
-    take one of the `tiles` whose k blocks share.
+    take one of the `tiles` whose k blocks share. A CUDA graph takes no time of the `host`.
 
     >>> case = Problem(4096, 4096, 4096, "f32", "f32")
     >>> [parts_pay(each, 3, KNOWN["h200"]) for each in (case, case._replace(m=8))]
@@ -395,7 +437,7 @@ def parts_pay(problem: Problem, in_registers: int, device: Device, tiles: tuple[
     if tiles:
         choice = quickest_shared(tiles, SIMT_SPLITS, problem, device)
         simt = (SIMT_COSTS.start + shared_cycles(problem, *choice, device)) / CLOCK
-    return max(HOST, LAUNCHES[others] + pre_pass + product) < simt
+    return max(host, LAUNCHES[others] + pre_pass + product) < simt
 
 
 # Of float64, in microseconds of an H200: launches by residues and by itself, and 1e6 multiply-adds of each. Elements of

@@ -196,6 +196,7 @@ SIMT_PIPELINED = {  # by the bytes of a sum
         Tiling(128, 128,  8, 64,  32,  8,  8,     3,     0,   95),
         Tiling( 64,  64, 16, 32,  32,  8,  4,     3,     0,   75),
         Tiling( 32,  32, 16, 32,  16,  4,  4,     3,     0,   58),  # 512 to 1536 squared, dense-nvidia-h200.jsonl
+        Tiling( 64, 128, 16, 32,  64,  8,  8,     3,     3,   89),  # 692 x 3864 x 1968; the same file, run 8
     ),
     8: (
         Tiling( 64, 128,  8, 32,  64,  8,  8,     3,     0,  100),
@@ -226,27 +227,31 @@ SIMT_ALONG_K = (
 # f32 with few tiles, whose k blocks may share: of a B by rows, and by columns with k in pieces of four, and without.
 SIMT_SHARED = {
     "rows": (
-        Tiling(128, 128,  8, 64,  32,  8,  8,     3,     2,   95),
-        Tiling(128,  64, 16, 32,  32,  8,  4,     3,     2,   80),
-        Tiling( 64,  64, 16, 32,  32,  8,  4,     3,     5,   78),
-        Tiling( 32, 128, 16, 32,  64,  8,  8,     3,     7,   86),
-        Tiling( 32,  64, 16, 32,  32,  8,  4,     4,    10,   76),
-        Tiling( 32,  32, 16, 32,  16,  4,  4,     3,    14,   59),
-        Tiling( 16,  64, 16, 16,  32,  4,  4,     4,    14,   77),
+        Tiling(128, 128,  8, 64,  32,  8,  8,     3,     2,  111),
+        Tiling( 64, 128, 16, 32,  64,  8,  8,     3,     3,  120),
+        Tiling( 64,  64, 16, 32,  32,  8,  4,     3,     5,  109),
+        Tiling( 32, 128, 16, 32,  64,  8,  8,     3,     7,  112),
+        Tiling( 32,  64, 16, 32,  32,  8,  4,     4,    10,  110),
+        Tiling( 32,  32, 16, 32,  16,  4,  4,     3,    14,  102),
+        Tiling( 16, 128, 16, 16,  64,  4,  8,     4,    10,  115),
+        Tiling( 16,  64, 16, 16,  32,  4,  4,     4,    14,  128),
     ),
     "pieces": (
-        Tiling(128, 128, 16, 64,  32,  8,  8,     3,     1,   84),
-        Tiling( 64,  64, 16, 32,  64,  8,  8,     3,     4,   78),
-        Tiling( 32, 128, 16, 32,  64,  8,  8,     3,     4,   78),
-        Tiling( 32,  64, 16, 32,  32,  8,  4,     4,     5,   73),
-        Tiling( 32,  32, 16, 32,  16,  4,  4,     3,     8,   63),
-        Tiling( 16,  64, 16, 16,  32,  4,  4,     4,     8,   66),
+        Tiling(128, 128, 16, 64,  32,  8,  8,     3,     1,   94),
+        Tiling(128,  64, 16, 64,  32,  8,  8,     3,     2,  100),
+        Tiling( 64,  64, 16, 32,  64,  8,  8,     3,     4,   95),
+        Tiling( 64,  64, 16, 32,  32,  8,  4,     3,     2,   92),
+        Tiling( 32, 128, 16, 32,  64,  8,  8,     3,     4,   96),
+        Tiling( 32,  64, 16, 32,  32,  8,  4,     4,     5,   87),
+        Tiling( 32,  32, 16, 32,  16,  4,  4,     3,     8,   79),
+        Tiling( 16,  64, 16, 16,  32,  4,  4,     4,     8,   85),
     ),
     "elements": (
-        Tiling( 64,  64, 16, 32,  32,  8,  4,     3,     5,   70),
-        Tiling( 32,  32, 16, 32,  16,  4,  4,     3,    14,   45),
-        Tiling( 16,  64, 16, 16,  32,  4,  4,     4,    14,   29),
-        Tiling( 16, 128, 16, 16,  64,  4,  8,     4,    10,   38),
+        Tiling(128, 128,  8, 64,  32,  8,  8,     3,     2,  100),
+        Tiling( 64,  64, 16, 32,  32,  8,  4,     3,     5,   92),
+        Tiling( 32,  32, 16, 32,  16,  4,  4,     3,    14,   71),
+        Tiling( 16, 128, 16, 16,  64,  4,  8,     4,    10,   61),
+        Tiling( 16,  64, 16, 16,  32,  4,  4,     4,    14,   44),
     ),
 }
 # Where k has no such pieces: tiles are transposed on their way through registers, 4 elements to a load at most.
@@ -255,9 +260,13 @@ SIMT_BY_ELEMENTS = (
     Tiling( 64,  64, 16, 32,  32,  8,  4,     2,     0,   80),
     Tiling( 32,  32, 16, 32,  16,  4,  4,     3,     0,   50),
 )
-MMA_F64 = (  # speeds on an H200
+# Speeds on an H200 (python benchmarks/rung_configs.py doubles); three times a power of two where k is adjacent alone.
+MMA_F64 = (
     Tiling(    128, 128, 16, 64,  32,  0,  0,     3,     1,  100),
-    Tiling(     64,  64, 16, 32,  32,  0,  0,     3,     3,   94),
+    Tiling(     96, 128, 16, 48,  32,  0,  0,     4,     1,   98),
+    Tiling(     96,  96, 16, 48,  24,  0,  0,     4,     1,   98),
+    Tiling(     96,  64, 16, 48,  32,  0,  0,     3,     2,   97),
+    Tiling(     64,  64, 16, 32,  32,  0,  0,     3,     3,   92),
     Tiling(     32,  64, 32, 16,  32,  0,  0,     3,     3,   80),
     Tiling(     32,  32, 32, 16,  16,  0,  0,     4,     4,   81),
 )
@@ -366,15 +375,20 @@ GROUPS = (Instance(128, 256, 4, 1, 1), Instance(128, 128, 6, 1, 1, speed=93), In
 
 
 class SimtCosts(NamedTuple):
-    """The model of SIMT_SHARED, in cycles of a multiprocessor; fitted to times on an H200."""
+    """The model of SIMT_SHARED, in cycles of a multiprocessor.
 
-    idle: float = 1.436  # warps beside which a multiprocessor waits as long as it multiplies
-    memory: float = 2998  # bytes in a cycle, of all multiprocessors
-    l2: float = 30.46  # of one
-    fill: float = 1794  # of a ring
-    meet: float = 50  # of the blocks that share k
-    sum: float = 0.314  # of an element of each of their sums
-    start: float = 2416  # of a launch among others
+    It and the speeds there are fitted together, by benchmarks/fit_float32_tiles.py.
+    """
+
+    idle: float = 1.869  # warps beside which a multiprocessor waits as long as it multiplies
+    memory: float = 3022  # bytes in a cycle, of all multiprocessors
+    l2: float = 28.87  # of one
+    fill: float = 1708  # of a ring
+    meet: float = 49  # of the blocks that share k
+    sum: float = 0.344  # of an element of each of their sums
+    wait: float = 493  # of a step for the next one, whatever there is to do
+    copy: float = 3.76  # of a warp's copy to shared memory
+    start: float = 2265  # of a launch among others
     launch: float = 4000  # that adds them up where there are no clusters; not timed
 
 

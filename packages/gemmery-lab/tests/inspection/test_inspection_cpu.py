@@ -114,8 +114,8 @@ def test_every_rung_is_inspected(name):
     for matrix, elements in (("A", problem.m * problem.k), ("B", problem.k * problem.n)):
         own = found.operands[matrix]
         assert own.loads * host().vector_bytes >= 4 * elements, matrix
-        # A tile of `direct` prefetches what the tile to its right reads of B.
-        assert own.l1 >= elements * 4 // 64 or (own.l1 and any("prefetch" in line for line in found.loop)), matrix
+        # `direct` and `streamed` prefetch what they read next of B.
+        assert own.l1 >= elements * 4 // 64 or (own.l1 and found.operands["all"].prefetches), matrix
     assert found.operands["C"].stores * host().vector_bytes >= 4 * problem.m * problem.n
     total = found.operands["all"]
     assert total.loads == sum(own.loads for key, own in found.operands.items() if key != "all")

@@ -17,6 +17,7 @@ from typing import Any
 
 from gemmery import config, dtypes
 from gemmery.cpu import target
+from gemmery.cpu import threads as cpu_threads
 from gemmery.errors import GemmeryError, RefusedError
 from gemmery_lab import asked, measurements
 from gemmery_lab.climb import estimate
@@ -79,10 +80,10 @@ def bench(
 
 
 def _counts(suite: Suite, threads: int) -> tuple[int, ...]:
-    """Return the numbers of threads with which a suite runs, each once; 0 on a GPU."""
+    """Return the numbers of threads with which a suite runs, each once; 0 on a GPU. Raises ArgumentError."""
     if suite.device != "cpu":
         return (0,)
-    return (threads,) if threads else tuple(dict.fromkeys(count or target.cores() for count in suite.threads))
+    return (cpu_threads.checked(threads),) if threads else tuple(dict.fromkeys(count or target.cores() for count in suite.threads))
 
 
 def expected(suites: Sequence[Suite], threads: int, seconds: float) -> str:

@@ -114,7 +114,7 @@ def _load() -> Result:
     busy, cores = load.watch(), target.cores()
     value = f"other processes use {busy:.2f} of {cores} core{'s' * (cores != 1)}"
     if busy > load.limit(cores):
-        return value, True, "machine is busy: timings will be noisy, and ratios will be shown as ranges"
+        return value, False, "machine is busy: timings will be noisy, and ratios will be shown as ranges"
     return value
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,11 +53,6 @@ def exhibit(
         session.begin(f"{name}, {words(config)}")
         session.end(stage.measure(config, seconds))
     return session.run
-
-
-def predicted(exhibit: Exhibit) -> tuple[tuple[Config, Mapping[str, int]], ...]:
-    """Return the counts that the rules of the hardware predict for one launch of each config; no device is needed."""
-    return tuple((config, exhibit.show.counts(exhibit.show.n, config)) for config in exhibit.configs())
 
 
 def emulated_exhibit(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import compress
 from pathlib import Path
 
 from gemmery.cpu import threads as cpu_threads
@@ -111,7 +112,7 @@ def ladder(
     device.
     """
     plan = planned(LADDER, rungs, sizes, dtype, Conditions(device, threads, seconds, on_event, store))
-    return climb(LADDER, plan.variants, plan.sizes, plan.dtype, plan.how)
+    return climb(LADDER, plan)
 
 
 def sweep(
@@ -140,16 +141,15 @@ def sweep(
     """
     varied = experiments.sweep(experiment)
     plan = planned(varied, rungs, sizes, dtype, Conditions(device, threads, seconds, on_event, store))
-    variants, like = plan.variants, element(plan.dtype)
+    like, where = element(plan.dtype), plan.how.device
     if plan.kind == "cuda" and not rungs:
         from gemmery_lab.on_cuda import product_for  # loads NVIDIA's bindings
 
-        where = plan.how.device
-        problems = [product_for(rung, 2048, like, where).problem._replace(device=where) for rung, _ in variants]
-        variants = [each for each, problem in zip(variants, problems, strict=True) if not each[0].refusal(problem)]
-    shape = partial(_vector, varied.axis, like) if varied.axis.fixed else None
+        problems = [product_for(rung, 2048, like, where).problem._replace(device=where) for rung, _ in plan.variants]
+        taken = [not rung.refusal(problem) for (rung, _), problem in zip(plan.variants, problems, strict=True)]
+        plan = replace(plan, variants=[*compress(plan.variants, taken)])
     try:
-        return climb(varied, variants, plan.sizes, plan.dtype, plan.how, shape)
+        return climb(varied, plan, partial(_vector, varied.axis, like) if varied.axis.fixed else None)
     except DeviceError as error:
         way = f"sweep {experiment}" if "emulator" in varied.points else "ladder"
         raise DeviceError(f"{error}; `gemmery {way}` on the device emulator counts what rungs do without one") from None
@@ -190,19 +190,12 @@ def estimate(measurements: int, each: float) -> str:
     return f"{measurements} measurement{'s' * (measurements != 1)}, about {about}"
 
 
-def climb(
-    experiment: Experiment,
-    rungs: Sequence[RungConfig],
-    sizes: Sequence[int],
-    dtype: str,
-    how: Conditions,
-    shape: Shape | None = None,
-) -> Run:
+def climb(experiment: Experiment, plan: RungPlan, shape: Shape | None = None) -> Run:
     """Measure each (rung, config) at each size, smallest first: a rung's time at one size predicts the next.
 
     `shape` makes the product of a rung at a size, by default the one that suits it: two squares if it takes them.
     """
-    lengths, gpu = asked.sides(sizes), asked.ordinal(how.device)
+    rungs, lengths, dtype, how, gpu = plan.variants, plan.sizes, plan.dtype, plan.how, asked.ordinal(plan.how.device)
     # Here, so that wrong arguments are reported before it is loaded.
     from gemmery_lab.session import Level, open_session, threads_of
 

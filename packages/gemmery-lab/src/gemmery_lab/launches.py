@@ -193,15 +193,8 @@ class ChainOperands:
         self._memory.write(self.a, 4 * self._size)
         self._memory.write(self.b, self._size)
         driver.synchronize(stream.ordinal)
-        self.views = tuple(self._view(index, work.dtype) for index in range(4))
-
-    def _view(self, index: int, dtype: str) -> View:
-        place, device = self._memory.pointer + index * self._size, f"cuda:{self.stream.ordinal}"
-        return View(place, self.a.shape, self.a.strides, dtype, device, self.stream.handle, True, self._memory)
-
-    def read(self, array: np.ndarray[Any, Any], index: int) -> None:
-        """Copy one of the views to the host."""
-        self._memory.read(array, index * self._size)
+        layout = self.a.shape, self.a.strides, work.dtype, f"cuda:{stream.ordinal}", stream.handle, True, self._memory
+        self.views = tuple(View(self._memory.pointer + index * self._size, *layout) for index in range(4))
 
     def begin(self) -> None:
         """Restore the initial A, on the stream."""
@@ -217,8 +210,8 @@ class ChainOperands:
         put(0)
         self.stream.synchronize()
         total, r = (np.empty(self.a.shape, self.a.dtype) for _ in range(2))
-        self.read(total, 2)
-        self.read(r, 3)
+        self._memory.read(total, 2 * self._size)
+        self._memory.read(r, 3 * self._size)
         if not np.array_equal(total, self.a + self.b):
             return WRONG
         return compared(r, self.a, total, bound)

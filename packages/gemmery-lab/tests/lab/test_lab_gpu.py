@@ -272,7 +272,7 @@ def test_a_ladder_climbs_each_size_and_ends_it_with_its_rival(monkeypatch):
     backend, events = MadeUp(rivals=(rival(),), ladder=both), []
     monkeypatch.setattr(sessions, "open_session", lambda gpu, *options: Session(backend, *options))
     how = climb.Conditions("cuda", on_event=events.append)
-    run = climb.climb(LADDER, [(one, {}) for one in both], (32, 16), "f32", how)
+    run = climb.climb(LADDER, climb.RungPlan([(one, {}) for one in both], (16, 32), "f32", "cuda", how))
     assert [(m.kernel, m.n) for m in run.measurements] == [
         (kernel, n) for n in (16, 32) for kernel in ("simt_a", "simt_b", "cublas")
     ]

@@ -74,17 +74,6 @@ class Experiment:
         """Its name as text: "square f32"."""
         return self.name.replace("_", " ")
 
-    def command(self, device: str = "", dtype: str = "", store: str = "") -> str:
-        """Return the command line that takes its records: on its default device and element type unless given.
-
-        >>> sweep("size").command("cuda", "f16")
-        'gemmery sweep size --device cuda --dtype f16'
-        """
-        other = device in self.devices[1:]
-        dtype = self.dtype and (dtype or self.dtype)
-        options = {"--device": device if other else "", "--dtype": dtype if dtype != "f32" else "", "--store": store}
-        return " ".join(["gemmery", self.arguments, *(f"{name} {value}" for name, value in options.items() if value)])
-
 
 def built_in(
     name: str,
@@ -139,8 +128,8 @@ def sweep(name: str) -> Experiment:
 def find(suite: str) -> Experiment:
     """Return the experiment whose records have this suite; a suite of a user's own for any other name.
 
-    >>> find("sweep_tile").axis.label, find("small").command()
-    ('side of a tile', 'gemmery bench small')
+    >>> find("sweep_tile").axis.label, find("small").arguments
+    ('side of a tile', 'bench small')
     """
     for experiment in BUILT_IN:
         if experiment.suite == suite:
@@ -158,10 +147,3 @@ def find(suite: str) -> Experiment:
 def of(measurement: Measurement) -> Experiment:
     """Return the experiment that a record belongs to."""
     return find(measurement.suite)
-
-
-def every() -> tuple[Experiment, ...]:
-    """Return all experiments that come with gemmery."""
-    from gemmery_lab.measure import suite as suites
-
-    return (*BUILT_IN, *map(find, suites.names()))

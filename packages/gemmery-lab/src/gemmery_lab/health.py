@@ -81,7 +81,6 @@ def _instruction_set() -> Result:
 
 
 def _tile_unit() -> Result:
-    """Tell whether the CPU has a tile unit (AMX), and whether the system grants its registers."""
     advice = target.without_tiles()
     if not advice:
         return "Intel AMX, granted by the system: products of bfloat16 and 8-bit integers run on it"
@@ -100,7 +99,6 @@ def _cores() -> Result:
 
 
 def _table() -> Result:
-    """Tell which table of `gemmery tune` is in use."""
     usual = target.modeled(target.host())._asdict()
     own = tuned.table(target.described(target.host()), usual)
     if not own.path:
@@ -227,7 +225,6 @@ def _installed(name: str, missing: str) -> Result:
 
 
 def _product() -> Result:
-    """Run and check one small product."""
     a = np.random.default_rng(0).standard_normal((33, 33), np.float32)
     return _verdict(measurements.error(gemmery.matmul(a, a), a, a, float), "CPU")
 
@@ -270,7 +267,6 @@ def _device(ordinal: int) -> Result:
 
 
 def _product_on(ordinal: int) -> Result:
-    """Run and check one small product on a device."""
     resident = Resident(Work(33, 33, 33, "f32", "f32"), driver.Stream(ordinal))
     rung = find(CUDA, "simt_smem")
     put = on_cuda.build(rung, rung.default, resident)
@@ -278,7 +274,6 @@ def _product_on(ordinal: int) -> Result:
 
 
 def _cublas() -> Result:
-    """Check for libraries to compare with on a GPU."""
     reasons = [rival.missing() for rival in cublas.RIVALS]
     there = [rival.runs for rival, reason in zip(cublas.RIVALS, reasons, strict=True) if not reason]
     if there:

@@ -47,11 +47,9 @@ class HostStage(CudaStage):
     """The operands of a work, on which the time until a call returns is taken."""
 
     def product(self, config: Config, threads: int = 0) -> Runnable:
-        """Take `gemmery.matmul`."""
         return Runnable(lambda: _warm(torch_operands.own_calls(self.resident, product(self.resident.work))))
 
     def rival(self, opponent: cublas.Caller) -> Runnable:
-        """Take the library's function."""
         return Runnable(lambda: _warm(opponent.calls(self.resident)), note=opponent.runs)
 
 

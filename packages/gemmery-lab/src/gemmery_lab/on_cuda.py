@@ -59,7 +59,6 @@ class CudaStage:
         self.resident = backend.resident(work)
 
     def rung(self, rung: Rung, config: Config, threads: int = 0) -> Runnable:
-        """Build a rung for the operands."""
         return self._entry(build(rung, config, self.resident), rung)
 
     def product(self, config: Config, threads: int = 0) -> Runnable:
@@ -123,7 +122,6 @@ class Cuda(Backend):
         return CudaStage(self, work)
 
     def resident(self, work: Work) -> Resident:
-        """Copy the operands of a work to the device."""
         return Resident(work, self.stream)
 
     def sampler(self, put: Put, sets: int) -> Sample:

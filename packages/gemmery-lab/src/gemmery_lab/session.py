@@ -322,7 +322,6 @@ class CallStage(CpuStage):
         return Runnable(lambda: sample, error, note)
 
     def rival(self, opponent: RivalProcess) -> Runnable:
-        """Take the library's expression."""
         opponent.prepare(self.work)
         return Runnable(lambda: opponent.sample, note=opponent.runs)
 

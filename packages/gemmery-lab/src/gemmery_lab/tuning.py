@@ -263,7 +263,6 @@ class _Journal:
         return [Score(*(row[name][at] for name in _LISTS)) for row in rows]
 
     def add(self, candidates: Sequence[Constants], scores: Sequence[Score], at: int) -> None:
-        """Keep the scores of a round."""
         for each, score in zip(candidates, scores, strict=True):
             key = ",".join(map(str, each))
             old, new = self.rounds.get(key, _NOTHING), zip(_LISTS, (score.time, score.spread, score.busy), strict=True)
@@ -273,7 +272,6 @@ class _Journal:
         self.write(self.path, {})
 
     def write(self, path: Path, constants: dict[str, float]) -> None:
-        """Write a table."""
         keys, rows = Constants._fields, [target.modeled(self._host)._asdict(), *self.rounds.values()]
         products = {each.name: [str(probe) for probe in each.probes] for each in self._questions}
         own = {

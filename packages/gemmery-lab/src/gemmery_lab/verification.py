@@ -222,7 +222,6 @@ def _computed_with_epilogue(p: RandomProduct, place: PlaceImage) -> tuple[refere
 
 
 def _call(p: RandomProduct, a: Any, b: Any, c: Any, vectors: Mapping[str, Any]) -> None:
-    """Call the product's function."""
     dtype = p.out if p.out != p.element and p.function != "gemm" else None
     settings = {"activation": p.activation, "dtype": dtype, "precision": p.precision, "semiring": p.semiring}
     options = {name: value for name, value in vectors.items() if value is not None}

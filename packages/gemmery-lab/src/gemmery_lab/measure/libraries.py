@@ -276,7 +276,6 @@ class RivalProcess:
 
     @property
     def pid(self) -> int:
-        """Its process ID."""
         return self._process.pid
 
     def close(self) -> None:

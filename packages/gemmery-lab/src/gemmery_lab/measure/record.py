@@ -330,5 +330,4 @@ def _build(kind: type[Any], row: dict[str, Any]) -> Any:
 
 @cache
 def _types(kind: type[Any]) -> dict[str, str]:
-    """Return the fields of a kind of record and their types."""
     return {f.name: str(f.type) for f in fields(kind)}

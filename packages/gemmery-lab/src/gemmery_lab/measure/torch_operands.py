@@ -83,11 +83,6 @@ class Resident:
         a, b, c = map(alignment, self.sets[0])
         return self.work.problem._replace(device=f"cuda:{self.stream.ordinal}", alignments=(a, b, c))
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of all sets together."""
-        return self._memory.size
-
     def poison(self) -> None:
         """Fill the C of the first set with what no product has: NaN, or a sum of integers that is out of reach."""
         c = self.sets[0].c
@@ -96,13 +91,11 @@ class Resident:
         driver.synchronize(self.stream.ordinal)
 
     def result(self) -> np.ndarray[Any, Any]:
-        """The C of the first set."""
         c = np.empty(self.host[2].shape, self.host[2].dtype)
         self._memory.read(c, self.sets[0].c.pointer - self._memory.pointer)
         return c
 
     def vector(self, length: int) -> View:
-        """Return random float32 numbers on the device."""
         return self._small(np.random.default_rng(self.work.seed).standard_normal(length, np.float32))
 
     def _small(self, x: np.ndarray[Any, Any]) -> View:

@@ -220,7 +220,6 @@ def slopes(
 
 
 def _points(on: Axes, ran: Sequence[Measurement], labeled: Sequence[Measurement], shades: Colors) -> None:
-    """A point for each measurement; those of `labeled` have names."""
     for m in ran:
         alpha = 1 if m in labeled or not labeled else 0.45
         on.plot(m.flops / m.bytes, words.reached(m), "o", color=shades[m.kernel], alpha=alpha)

@@ -109,7 +109,6 @@ def _number(value: float) -> Cell:
 
 
 def _counters(names: dict[str, str]) -> Columns[EmulatedRung]:
-    """A column for each counter under its heading."""
 
     def cell(run: EmulatedRung, name: str) -> Cell:
         return _number(getattr(run.counts, name))

@@ -58,7 +58,6 @@ def _emulated(emulated: Sequence[EmulatedExhibit], rules: str, emulator: str) ->
 
 
 def _plain(name: str) -> str:
-    """Return the name of a counter in words."""
     return name.replace("_", " ")
 
 

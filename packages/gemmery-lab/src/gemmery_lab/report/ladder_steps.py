@@ -35,7 +35,6 @@ class LadderStep:
 
     @property
     def title(self) -> str:
-        """The step in words."""
         return f"From {self.old.rung} to {self.new.rung}"
 
     @property
@@ -125,7 +124,6 @@ def sheets(step: LadderStep) -> tuple[Sheet, ...]:
 
 
 def _number(value: float) -> str:
-    """A count, or a figure."""
     return f"{value:,.0f}" if value == int(value) else numerals.digits(value)
 
 

@@ -285,7 +285,6 @@ class Results:
 
     @property
     def problems(self) -> tuple[Group, ...]:
-        """The problems of the ladder."""
         return tuple(group for records in self.parts for group in records.problems)
 
     @property

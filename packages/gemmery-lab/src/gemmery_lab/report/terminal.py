@@ -212,12 +212,10 @@ def _folded(sheet: Sheet, width: int) -> list[list[int]]:
 
 
 def _width(sheet: Sheet, index: int) -> int:
-    """The width of a column with its heading."""
     return max(map(cell_len, [*_heading(sheet, index).split("\n"), *(row[index].text for row in sheet.rows)]))
 
 
 def _table(sheet: Sheet, columns: Sequence[int], title: str | None = None) -> Table:
-    """A table of these columns of a sheet."""
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", padding=(0, 1, 0, 0))
     for index in columns:
         label = index in sheet.left_aligned
@@ -235,7 +233,6 @@ def _heading(sheet: Sheet, index: int) -> str:
 
 
 def _line(measurement: Measurement) -> str:
-    """A finished step in one line."""
     what = f"{words.kernel(measurement.kernel)}, {words.shape(measurement)}, {words.types(measurement)}"
     config = measurement.config if experiments.of(measurement).is_sweep else {}
     what += "".join(f", {key} {value}" for key, value in config.items())

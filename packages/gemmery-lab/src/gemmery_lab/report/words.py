@@ -141,7 +141,6 @@ class Group:
 
     @property
     def every(self) -> tuple[Measurement, ...]:
-        """Rungs and rivals."""
         return (*self.rungs, *self.rivals)
 
     @property

@@ -9,7 +9,7 @@ import records
 from gemmery.errors import ArgumentError
 from gemmery_lab import experiments
 from gemmery_lab.cli.parser import app
-from gemmery_lab.climb import Conditions, planned
+from gemmery_lab.climb import planned
 from gemmery_lab.measure import suite as suites
 from gemmery_lab.measure.record import Run
 from gemmery_lab.report import words
@@ -90,7 +90,7 @@ def test_a_new_sweep_is_one_entry(monkeypatch):
     monkeypatch.setattr(experiments, "SWEEPS", (*experiments.SWEEPS, trial))
     monkeypatch.setattr(experiments, "BUILT_IN", (*experiments.BUILT_IN, trial))
     experiments.find.cache_clear()
-    plan = planned(trial, (), (), "f32", Conditions(""))
+    plan = planned(trial, (), (), "f32", "")
     assert [(rung.name, config) for rung, config in plan.variants] == [
         ("packed", {"kc": 128}),
         ("packed", {"kc": 256}),

@@ -42,7 +42,7 @@ from gemmery_emulator.pace.warp_timeline import WarpTimeline
 from gemmery_emulator.trace import Trace
 from gemmery_emulator.trace.selection import select
 from gemmery_lab import asked, experiments, measurements
-from gemmery_lab.climb import Conditions, RungPlan, element, planned
+from gemmery_lab.climb import RungPlan, element, planned
 from gemmery_lab.emulated_product import EmulationOptions, Gemm, launch_of, problem_of, product_bytes, run_rung, strided
 from gemmery_lab.experiments import LADDER
 from gemmery_lab.measure import record
@@ -84,7 +84,7 @@ def emulated_ladder(
     an unknown rung, dtype or device, or a size that is not in 1 ... 1024.
     """
     card = asked.emulated_card(device)
-    return _emulated(card, planned(LADDER, rungs, sizes, dtype, Conditions(card.name), "emulator"), on_rung)
+    return _emulated(card, planned(LADDER, rungs, sizes, dtype, card.name, kind="emulator"), on_rung)
 
 
 def emulated_sweep(
@@ -106,7 +106,7 @@ def emulated_sweep(
     Raises ArgumentError as `sweep` does, and for an experiment without a key.
     """
     varied, card = experiments.sweep(experiment), asked.emulated_card(device)
-    plan = planned(varied, rungs, sizes, dtype, Conditions(card.name), "emulator")
+    plan = planned(varied, rungs, sizes, dtype, card.name, kind="emulator")
     return _emulated(card, plan, on_rung, varied.axis.key)
 
 
@@ -131,7 +131,7 @@ def predicted_ladder(
     Raises DeviceError for a card whose latencies are not known, ArgumentError for an unknown rung or dtype.
     """
     device, lengths = pipes_of(card)[0], asked.sides(sizes or (SIZE,))
-    plan = planned(LADDER, rungs, (), dtype, Conditions(card), "emulator")
+    plan = planned(LADDER, rungs, (), dtype, card, kind="emulator")
     known = {_key(each): each for each in recorded(device)}
     in_bf16 = {(each.kernel, each.n) for each in known.values() if each.dtype == "bf16"}
 

@@ -271,8 +271,9 @@ def test_a_ladder_climbs_each_size_and_ends_it_with_its_rival(monkeypatch):
     both = rung("simt_a"), rung("simt_b", "simt_a", 2.0)
     backend, events = MadeUp(rivals=(rival(),), ladder=both), []
     monkeypatch.setattr(sessions, "open_session", lambda gpu, *options: Session(backend, *options))
-    how = climb.Conditions("cuda", on_event=events.append)
-    run = climb.climb(LADDER, climb.RungPlan([(one, {}) for one in both], (16, 32), "f32", "cuda", how))
+    run = climb.climb(
+        LADDER, climb.RungPlan([(one, {}) for one in both], (16, 32), "f32", "cuda", "cuda"), events.append
+    )
     assert [(m.kernel, m.n) for m in run.measurements] == [
         (kernel, n) for n in (16, 32) for kernel in ("simt_a", "simt_b", "cublas")
     ]

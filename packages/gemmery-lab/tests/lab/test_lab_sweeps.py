@@ -31,8 +31,8 @@ def asked(monkeypatch):
     """What reaches the climb on a device: each call is kept, and answered with no records."""
     calls = []
 
-    def climb(experiment, plan, shape):
-        device, variants = plan.how.device, plan.variants
+    def climb(experiment, plan, on_event, store, shape):
+        device, variants = plan.device, plan.variants
         product = shape or partial(product_for, like=climbs.element(plan.dtype), device=device)
         works = [str(product(rung, n)) for n in plan.sizes for rung, _ in variants[:1]]
         rungs = [(rung.name, dict(config)) for rung, config in variants]

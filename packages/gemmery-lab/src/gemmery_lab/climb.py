@@ -95,8 +95,6 @@ def ladder(
     `device` "cuda" or "cuda:N" runs the GPU ladder, compared with cuBLAS; it also accepts the dtype "tf32". Rungs
     for other dtypes are left out unless they are named. `store` is as in `bench`.
 
-    >>> run = ladder(["simd_row", "packed"], sizes=[256])  # doctest: +SKIP
-
     Raises ArgumentError for an unknown rung, dtype or device, and for a size below 1; DeviceError if there is no such
     device.
     """
@@ -122,8 +120,6 @@ def sweep(
     "gemv_k" run all variants of the rungs for y = W x, with N or K from `sizes`. `rungs` and `sizes` default to those
     of the experiment; `seconds` is the limit per call, as in `ladder`. `Measurement.config` has the varied key;
     `suite` is that of the experiment. `store` is as in `bench`.
-
-    >>> run = sweep("block", sizes=[1024])  # doctest: +SKIP
 
     Raises ArgumentError for an unknown experiment, rung, dtype, size or device; DeviceError if there is no such device.
     """

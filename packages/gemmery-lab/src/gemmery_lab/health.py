@@ -47,11 +47,7 @@ Result = str | tuple[str, bool, str]  # the value alone, or with `ok` and `advic
 
 
 def doctor() -> tuple[Diagnosis, ...]:
-    """Check the CPU, its caches and cores, NumPy's BLAS, the environment, the cache folder, CUDA and its devices.
-
-    >>> [finding.name for finding in doctor() if not finding.ok]  # doctest: +SKIP
-    ['environment']
-    """
+    """Check the CPU, its caches and cores, NumPy's BLAS, the environment, the cache folder, CUDA and its devices."""
     findings = []
     for name, examine in {**_EXAMINED, **_gpus()}.items():
         try:

@@ -315,9 +315,6 @@ def tune(
     that was interrupted goes on where it was, unless `fresh`. `on_step` hears what begins, and how many questions are
     answered, of how many.
 
-    >>> tune(0.2).seconds < 15  # doctest: +SKIP
-    True
-
     Raises ArgumentError for minutes that are not above 0, and where there is no home folder.
     """
     if not 0 < minutes < math.inf:

@@ -40,12 +40,6 @@ class DeviceOperands(NamedTuple):
 class Resident:
     """A Work on a device: `sets` of equal operands in separate memory, and `host`, the arrays they are copies of.
 
-    >>> resident = Resident(Work(512, 512, 512, "f32", "f32"), Stream())  # doctest: +SKIP
-    >>> len(resident.sets)  # doctest: +SKIP
-    60
-
-    (3 MiB each, against three times an L2 of 60 MiB.)
-
     Raises RefusedError if the device does not have enough memory.
     """
 

@@ -50,11 +50,7 @@ def emulated_sheets(ladder: EmulatedLadder) -> tuple[Sheet, ...]:
 
 
 def verdict(ladder: EmulatedLadder) -> str:
-    """The checks of all rungs in a sentence.
-
-    >>> verdict(lab.emulated_ladder(["simt_naive", "simt_smem"]))  # doctest: +SKIP
-    '2 of 2 results are right, no findings, all counters are as expected.'
-    """
+    """The checks of all rungs in a sentence."""
     ran = [run for run in ladder.rungs if not run.refused]
     if not ran:
         return f"No rung ran: {'; '.join(dict.fromkeys(f'{run.rung}, {run.refused}' for run in ladder.rungs))}."

@@ -45,11 +45,7 @@ class LadderStep:
 
 
 def steps(ladder: EmulatedLadder) -> tuple[LadderStep, ...]:
-    """Return every step of a ladder whose two rungs ran, at its largest size.
-
-    >>> [step.title for step in steps(lab.emulated_ladder(["simt_naive", "simt_smem"]))]  # doctest: +SKIP
-    ['From simt_naive to simt_smem']
-    """
+    """Return every step of a ladder whose two rungs ran, at its largest size."""
     largest = max((run.size for run in ladder.rungs), default=0)
     ran = {run.rung: run for run in ladder.rungs if run.size == largest and not run.refused}
     return tuple(

@@ -309,11 +309,7 @@ def results(run: Run, rungs: Sequence[Rung] = ()) -> Results:
 
 
 def sheets(run: Run, rungs: Sequence[Rung]) -> tuple[Sheet, ...]:
-    """Return a run as sheets: one for each problem of the ladder, each sweep, or each suite.
-
-    >>> [sheet.title for sheet in sheets(run, CPU)]  # doctest: +SKIP
-    ['n = 512, f32', 'n = 1024, f32']
-    """
+    """Return a run as sheets: one for each problem of the ladder, each sweep, or each suite."""
     kinds = ((records, records.experiment.table) for records in results(run, rungs).parts)
     return tuple(
         table for of, kind in kinds for table in SHEETS[_resembled(of.measurements) if kind == ANY_SUITE else kind](of)

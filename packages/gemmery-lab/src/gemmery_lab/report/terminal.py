@@ -47,9 +47,6 @@ class Growing(Generic[StepRecord]):
     `line` returns a finished step as one line, `sheets` the tables of the rows so far, and `place` what the rows of
     one table have in common: a row of another table replaces them. `update` it with every event:
 
-    >>> with progress(CPU, Console(stderr=True)) as shown:  # doctest: +SKIP
-    ...     lab.ladder(on_event=lambda event: shown.update(event.what, event.done, event.total, event.measurement))
-
     Nothing is drawn between events: a thread that redraws would disturb the timing.
     """
 

@@ -87,16 +87,14 @@ def ladder(
 ) -> Run:
     """Run the ladder: check each rung on square matrices against the reference, and time it in turn with NumPy.
 
-    `rungs` are names, all by default. `sizes` defaults to those of `experiments.LADDER`. `threads` is the number of
-    threads of threaded rungs, 0 for one per core; the other rungs run on one. Rungs predicted to exceed `seconds` per
-    call do not run; their records have the reason in `refused`. `versus` of a measurement has the ratios to "numpy"
-    and to the rung's parent. A rung outside its error bound has `error` > 1.
+    `rungs` are names, all by default. `threads` is that of threaded rungs, 0 for one per core. Rungs that would exceed
+    `seconds` per call do not run; their records have the reason in `refused`. `versus` of a measurement has the ratios
+    to "numpy" and to the rung's parent. A rung outside its error bound has `error` > 1.
 
     `device` "cuda" or "cuda:N" runs the GPU ladder, compared with cuBLAS; it also accepts the dtype "tf32". Rungs
     for other dtypes are left out unless they are named. `store` is as in `bench`.
 
-    Raises ArgumentError for an unknown rung, dtype or device, and for a size below 1; DeviceError if there is no such
-    device.
+    Raises ArgumentError for an unknown name, and for a size below 1; DeviceError if there is no such device.
     """
     return climb(LADDER, planned(LADDER, rungs, sizes, dtype, device, threads, seconds), on_event, store)
 
@@ -118,10 +116,7 @@ def sweep(
     on the CPU. "threads" (per block of `simt_linear`), "tile" (of `simt_smem`) and "stages" (of the pipelined rungs)
     vary that key at one size on a GPU; a value that the device cannot run has its reason in `refused`. "gemv" and
     "gemv_k" run all variants of the rungs for y = W x, with N or K from `sizes`. `rungs` and `sizes` default to those
-    of the experiment; `seconds` is the limit per call, as in `ladder`. `Measurement.config` has the varied key;
-    `suite` is that of the experiment. `store` is as in `bench`.
-
-    Raises ArgumentError for an unknown experiment, rung, dtype, size or device; DeviceError if there is no such device.
+    of the experiment. `Measurement.config` has the varied key. The rest is as in `ladder`.
     """
     varied = experiments.sweep(experiment)
     plan = planned(varied, rungs, sizes, dtype, device, threads, seconds)
@@ -130,8 +125,8 @@ def sweep(
         from gemmery_lab.on_cuda import product_for  # loads NVIDIA's bindings
 
         problems = [product_for(rung, 2048, like, where).problem._replace(device=where) for rung, _ in plan.variants]
-        taken = [not rung.refusal(problem) for (rung, _), problem in zip(plan.variants, problems, strict=True)]
-        plan = replace(plan, variants=[*compress(plan.variants, taken)])
+        suits = [not rung.refusal(problem) for (rung, _), problem in zip(plan.variants, problems, strict=True)]
+        plan = replace(plan, variants=[*compress(plan.variants, suits)])
     try:
         return climb(varied, plan, on_event, store, partial(_vector, varied.axis, like) if varied.axis.fixed else None)
     except DeviceError as error:

@@ -71,10 +71,9 @@ def emulated_ladder(
 ) -> EmulatedLadder:
     """Run the GPU's ladder on the emulator: square products, checked, with the counters of a profiler.
 
-    `rungs` are names, all by default. `sizes` defaults to those of `experiments.LADDER`. `dtype` defaults to f32, or to
-    a rung's first type where it does not take f32; with a `dtype`, rungs that do not take it are left out unless they
-    are named. `device` is the card of cuda/device.py to compile for, whose limits count; it defaults to "h200". A rung
-    that takes no squares gets a row and a matrix whose columns are contiguous.
+    `rungs` are names, all by default. `dtype` defaults to f32, or to a rung's first type where it does not take f32;
+    with a `dtype`, rungs that do not take it are left out unless they are named. `device` is the card to compile for,
+    whose limits count, by default "h200". A rung that takes no squares gets a row and a matrix of contiguous columns.
 
     >>> run = emulated_ladder(["simt_uncoalesced"], [64], device="a100")
     >>> run.rungs[0].counts.load_sectors_a_request
@@ -97,8 +96,7 @@ def emulated_sweep(
 ) -> EmulatedLadder:
     """Count a sweep over a key of GPU rungs ("threads", "tile" or "stages") on the emulator, which needs no GPU.
 
-    A record's `rung` includes its config: "simt_smem tile=8". `sizes` is one size, by default that of the experiment;
-    `device` is a card.
+    A record's `rung` includes its config: "simt_smem tile=8". `sizes` is one size.
 
     >>> [one.rung for one in emulated_sweep("tile", sizes=[32]).rungs][:2]
     ['simt_smem tile=2', 'simt_smem tile=4']

@@ -274,11 +274,8 @@ class _Journal:
     def write(self, path: Path, constants: dict[str, float]) -> None:
         keys, rows = Constants._fields, [target.modeled(self._host)._asdict(), *self.rounds.values()]
         products = {each.name: [str(probe) for probe in each.probes] for each in self._questions}
-        own = {
-            "machine": tuned.versioned(target.described(self._host)),
-            "constants": constants,
-            "written": record.now(),
-        }
+        machine = tuned.versioned(target.described(self._host))
+        own = {"machine": machine, "constants": constants, "written": record.now()}
         table = {
             "schema_version": "1.1.0",
             "device_name": self._host.cpu,
@@ -311,9 +308,8 @@ def tune(
 
     Questions that take least come first; one for which the time is too short keeps the model's constants. If all are
     kept there is no table, unless the package has one, and an older one of this machine is removed: to read one takes a
-    first product 4 ms. A run
-    that was interrupted goes on where it was, unless `fresh`. `on_step` hears what begins, and how many questions are
-    answered, of how many.
+    first product 4 ms. A run that was interrupted goes on where it was, unless `fresh`. `on_step` hears what begins,
+    and how many questions are answered, of how many.
 
     Raises ArgumentError for minutes that are not above 0, and where there is no home folder.
     """

@@ -146,8 +146,7 @@ def inspect_rung(
     >>> inspection.kernels[-1].spilled, inspection.loads.intensity
     (0, 0.25)
 
-    Raises ArgumentError for an unknown rung, an unknown key of its config, or a line without memory
-    accesses; RefusedError where the rung or the device does not take the product.
+    Raises ArgumentError and RefusedError as `gm.inspect` does.
     """
     if not issubclass(type(rung), str):
         raise ArgumentError(f"rung is {brief(rung)}: pass its name as text")

@@ -228,9 +228,9 @@ SOURCES = sorted({str(Path(spec.origin).parents[1]) for name in PACKAGES if (spe
 
 
 class RivalProcess:
-    """A rival library in another process; a context manager that ends the process.
+    """A rival library in another process, until it is closed.
 
-    >>> with RivalProcess(find("numpy"), threads=1) as rival:
+    >>> with contextlib.closing(RivalProcess(find("numpy"), threads=1)) as rival:
     ...     rival.prepare(Work(64, 64, 64, "f32", "f32"))
     ...     rival.sample(10, 1) > 0
     ''
@@ -289,12 +289,6 @@ class RivalProcess:
             self._process.wait()
         cast(IO[bytes], self._process.stdout).close()
         self._errors.close()
-
-    def __enter__(self) -> RivalProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
         stdin = cast(IO[bytes], self._process.stdin)

@@ -13,6 +13,7 @@ import os
 import platform
 import re
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import cache
@@ -183,7 +184,7 @@ def cpu_machine() -> MachineRecord:
 
     host, cores, blas = target.host(), target.cores(), libraries.blas()
     if libraries.steering():  # that of the rival NumPy, which ignores variables that choose other kernels
-        with libraries.RivalProcess(libraries.find("numpy"), threads=1) as numpy:
+        with closing(libraries.RivalProcess(libraries.find("numpy"), threads=1)) as numpy:
             blas = numpy.runs.partition(", ")[2]
     model, without = llvm.host_cpu().replace("znver", "amd-zen"), "-without-amx" * host.hides_tiles
     return MachineRecord(

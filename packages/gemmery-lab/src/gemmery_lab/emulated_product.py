@@ -110,8 +110,7 @@ def run_rung(
 ) -> tuple[EmulatedRun, ...]:
     """Run the launches of a rung for a product on the emulator, in place.
 
-    `problem.device` names the device whose limits apply. Raises RefusedError if the rung or the device refuses the
-    product.
+    `problem.device` names the device whose limits apply. Raises RefusedError if the rung or the device refuses.
     """
     geometry = launch_of(rung, problem, config)
     arch = options.arch or find(problem.device).arch
@@ -139,10 +138,8 @@ def product_bytes(
     """Return the argument of a rung's kernels for arrays at these addresses."""
     dtypes_of = {"A": problem.dtype, "B": problem.b_dtype or problem.dtype, "C": problem.out, "offsets": "int32"}
     dtypes_of["bias"] = dtypes.get(problem.out).accumulator
-    views = {
-        name: View(addresses[name], array.shape, array.strides, dtypes_of.get(name, "f32"))
-        for name, array in gemm.arrays.items()
-    }
+    arrays = gemm.arrays.items()
+    views = {name: View(addresses[name], x.shape, x.strides, dtypes_of.get(name, "f32")) for name, x in arrays}
     operands = views["A"], views["B"], views["C"]
     if problem.bits and not problem.levels:  # the factors of a packed B take the place of scratch memory
         workspace = addresses["b_scale"]

@@ -91,9 +91,7 @@ def built_in(
     points = {}
     for device, row in devices.items():
         words = [rung.split() for rung in row.get("rungs", rungs)]
-        variants = tuple(
-            (rung, {key: int(n) for key, n in (each.split("=") for each in keys)}) for rung, *keys in words
-        )
+        variants = tuple((rung, {key: int(n) for key, n in (one.split("=") for one in keys)}) for rung, *keys in words)
         points[device] = Points(variants, tuple(row.get("sizes", ())), tuple(row.get("values", values)))
     varied, kinds = Axis(**axis), tuple(figures)
     if not (varied.key or varied.side):

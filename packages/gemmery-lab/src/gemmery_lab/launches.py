@@ -173,8 +173,7 @@ def _measured(session: Session, cuda: Cuda, work: Work, repeats: int, seconds: f
 class ChainOperands:
     """A, B, A + B and R on a device, and the initial A of a chain.
 
-    With standard normal numbers R would grow quadratically in each step; with a small A and a variance of B just below
-    1 / n it keeps its size.
+    Standard normal numbers would square R's size in each step; a small A and a variance of B just below 1 / n keep it.
     """
 
     def __init__(self, work: Work, stream: Stream) -> None:

@@ -292,9 +292,7 @@ def sources() -> str:
     return cache.digest(*(part for file in files for part in (os.fsencode(file.name), file.read_bytes()))).hex()
 
 
-def predicted_rung(
-    rung: Rung, work: Work, device: Device, pipes: Pipes, config: Mapping[str, int] | None = None
-) -> PredictedRung:
+def predicted_rung(rung: Rung, work: Work, device: Device, pipes: Pipes, config: Config | None = None) -> PredictedRung:
     """Predict one rung; the reason why it cannot be is in `refused`."""
     full = {**rung.default, **(config or {})}
     row = PredictedRung(rung.name, work.m, work.n, work.k, work.precision or work.dtype, rung.explicit(full))

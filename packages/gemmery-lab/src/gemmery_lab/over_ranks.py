@@ -214,8 +214,7 @@ def distributed(
 ) -> Run:
     """Time products of squares of each size over the ranks of torchrun or mpiexec; every rank calls it.
 
-    A record's note holds the number of ranks, what links them, how much of the transfers was hidden, and the predicted
-    time. Only the first rank stores.
+    A record's note holds the ranks, what links them, how much of the transfers was hidden, and the predicted time.
 
     Raises ArgumentError for a size that the ranks do not divide, or if there is one rank alone.
     """

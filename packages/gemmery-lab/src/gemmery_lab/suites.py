@@ -81,11 +81,8 @@ def _counts(suite: Suite, threads: int) -> tuple[int, ...]:
     """Return the numbers of threads with which a suite runs, each once; 0 on a GPU. Raises ArgumentError."""
     if suite.device != "cpu":
         return (0,)
-    return (
-        (cpu_threads.checked(threads),)
-        if threads
-        else tuple(dict.fromkeys(count or target.cores() for count in suite.threads))
-    )
+    counts = [cpu_threads.checked(threads)] if threads else [count or target.cores() for count in suite.threads]
+    return tuple(dict.fromkeys(counts))
 
 
 def expected(suites: Sequence[Suite], threads: int, seconds: float) -> str:

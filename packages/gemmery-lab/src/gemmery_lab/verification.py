@@ -96,8 +96,7 @@ def verify(
     >>> verify(20, seed=1).ok
     True
 
-    Raises ArgumentError for an unknown device or type and for a wrong variable of the environment; DeviceError for a
-    GPU without PyTorch.
+    Raises ArgumentError for an unknown device or type and for a wrong variable; DeviceError for a GPU without PyTorch.
     """
     ordinal = asked.ordinal(device)
     kind = "cpu" if ordinal is None else "cuda"

@@ -180,10 +180,8 @@ def inspections(
         sides = {side: product[side] for side in ("m", "n", "k")}
         product["dtype"] = product["dtype"] or shared_dtype(names, **sides, device=device)
         return [partial(inspect_rung, name, device=device, line=line, counters=counters, **product) for name in names]
-    if device or line:
-        raise ArgumentError(
-            f"{device or line!r}: {names[0]} runs on the CPU of this machine; leave out device and line"
-        )
+    if where := device or line:
+        raise ArgumentError(f"{where!r}: {names[0]} runs on the CPU of this machine; leave out device and line")
     return [partial(inspect_cpu_rung, name, **product) for name in names]
 
 
@@ -200,9 +198,7 @@ def shared_dtype(rungs: Sequence[str], m: int = 0, n: int = 0, k: int = 0, devic
     return ""
 
 
-def _exhibit(
-    exhibit: Exhibit, n: int, config: Mapping[str, int], device: Device, line: str, counters: bool
-) -> Inspection:
+def _exhibit(exhibit: Exhibit, n: int, config: Config, device: Device, line: str, counters: bool) -> Inspection:
     """The inspection of an exhibit for n elements, by default as many as fill a GPU; EMULATED of them are counted."""
     show = exhibit.show
     if not _is_whole(n) or n < 0:
@@ -254,12 +250,10 @@ def _gathered(
     )
 
 
-def _geometry(
-    launch: Callable[[Any, Config], Geometry], size: Any, settings: Config, config: Mapping[str, int] | None
-) -> Geometry:
+def _geometry(launch: Callable[[Any, Config], Geometry], size: Any, full: Config, config: Config | None) -> Geometry:
     """The launch; an ArgumentError where the caller's config is one that the kernel does not take."""
     try:
-        return launch(size, settings)
+        return launch(size, full)
     except RefusedError as refused:
         if not config:
             raise

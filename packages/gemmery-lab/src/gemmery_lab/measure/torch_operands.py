@@ -144,6 +144,7 @@ class Shared:
 
 TORCH_NAMES = {row.name: row.numpy for row in dtypes.DTYPES if row.stored != row.numpy}  # of what is shared as integers
 
+OnStream = AbstractContextManager[Any]  # a stream as the current one of a library
 Sets = Sequence[tuple[Any, ...]]
 """(a, b, c) as arrays of a library, a set after the other."""
 
@@ -218,7 +219,7 @@ def own_calls(resident: Resident, function: Callable[..., object]) -> Sample:
     return host_time(*_callers(resident), function, resident)
 
 
-def _callers(resident: Resident) -> tuple[AbstractContextManager[Any], Sets]:
+def _callers(resident: Resident) -> tuple[OnStream, Sets]:
     """Return the operands as PyTorch tensors and its current stream; without PyTorch, as objects with
     `__cuda_array_interface__`, which names the stream itself.
     """
@@ -243,7 +244,7 @@ def _matrix(view: View) -> View:
     return view._replace(shape=view.shape[1:], strides=view.strides[1:])
 
 
-def put_by(stream: AbstractContextManager[Any], sets: Sets, function: Callable[..., object]) -> Put:
+def put_by(stream: OnStream, sets: Sets, function: Callable[..., object]) -> Put:
     """Return what launches `function(a, b, out=c)` on one set of operands; results that it allocates are kept."""
     results: list[object] = [None] * len(sets)
 
@@ -255,9 +256,7 @@ def put_by(stream: AbstractContextManager[Any], sets: Sets, function: Callable[.
     return put
 
 
-def host_time(
-    stream: AbstractContextManager[Any], sets: Sets, function: Callable[..., object], resident: Resident
-) -> Sample:
+def host_time(stream: OnStream, sets: Sets, function: Callable[..., object], resident: Resident) -> Sample:
     """Return a sampler of the time on the host until `function(a, b, out=c)` returns, for the first set of operands."""
     loop = products(function, *sets[0])
 
@@ -270,7 +269,7 @@ def host_time(
     return sample
 
 
-def on_torch(resident: Resident) -> AbstractContextManager[Any]:
+def on_torch(resident: Resident) -> OnStream:
     """Return what makes the stream of the operands PyTorch's current one."""
     import torch
 

@@ -48,9 +48,8 @@ def steps(ladder: EmulatedLadder) -> tuple[LadderStep, ...]:
     """Return every step of a ladder whose two rungs ran, at its largest size."""
     largest = max((run.size for run in ladder.rungs), default=0)
     ran = {run.rung: run for run in ladder.rungs if run.size == largest and not run.refused}
-    return tuple(
-        step(ladder, rung.parent, rung.name) for rung in CUDA if rung.name in ran and rung.parent and rung.parent in ran
-    )
+    parents = ((rung.parent or "", rung.name) for rung in CUDA)
+    return tuple(step(ladder, old, new) for old, new in parents if old in ran and new in ran)
 
 
 def step_pages(ladder: EmulatedLadder) -> dict[str, str]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import operator
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from gemmery_emulator.pages import numerals
 from gemmery_lab.measure.processes import CASES, FIRST, PIECES, REST, WORST
 from gemmery_lab.measure.record import Measurement
 from gemmery_lab.report import sheet, words
-from gemmery_lab.report.sheet import Cell, Columns, Sheet, tabulate
+from gemmery_lab.report.sheet import ByKernel, Cell, Columns, Sheet, tabulate
 
 OWN = "gm.matmul"  # the name of gemmery's product in records of suites, also in "gm.matmul, cold cache"
 RIVAL = "torch"  # of the layers of a model
@@ -43,11 +43,11 @@ def _tournament(case: str, measurements: Sequence[Measurement]) -> Sheet:
     vectors = all(1 in (m.m, m.n) for m in measurements)
     short = all(m.seconds < 1e-4 and m.batch == 1 and (vectors or not m.unit) for m in measurements)
 
-    def peak(row: tuple[str, Mapping[str, Measurement]]) -> str:
+    def peak(row: tuple[str, ByKernel]) -> str:
         ran = [m for m in row[1].values() if m.seconds]
         return numerals.digits(words.reached(ran[0], ran[0].peak_gflops)) if ran else ""
 
-    columns: Columns[tuple[str, Mapping[str, Measurement]]] = [
+    columns: Columns[tuple[str, ByKernel]] = [
         ("product", lambda row: row[0]),
         *sheet.kernels(problems, _duration if short else sheet.rate),
         *([] if short else [("peak", peak)]),
@@ -212,10 +212,7 @@ def tokens(heading: str, measurements: Sequence[Measurement]) -> Sheet:
         over = sheet.ratio(m, RIVAL)
         return numerals.digits(m.m / m.seconds) + (f" ({over})" if over else "")
 
-    columns: Columns[tuple[str, Mapping[str, Measurement]]] = [
-        ("tokens a second", lambda row: row[0]),
-        *sheet.kernels(by_case, rate),
-    ]
+    columns: Columns[tuple[str, ByKernel]] = [("tokens a second", lambda row: row[0]), *sheet.kernels(by_case, rate)]
     config = ", ".join(f"{name} {value:,}" for name, value in measurements[0].config.items())
     sizes = ((words.kernel(m.kernel), numerals.amount(m.bytes, "B"), m.note) for m in last.values())
     layers = [f"{name}: {size} in linear layers; {note}" for name, size, note in sizes]

@@ -260,9 +260,9 @@ def keys(row: Rung | Exhibit, config: Mapping[str, int]) -> Mapping[str, int]:
         values = sorted({*row.space.get(key, ()), row.default.get(key, 1)})
         least = min(1, values[0])
         if config[key] < least:
+            few = ", ".join(map(str, values))
             raise ArgumentError(
-                f"config {key}={config[key]}: {row.name} takes whole numbers >= {least}, such as "
-                f"{', '.join(map(str, values))}"
+                f"config {key}={config[key]}: {row.name} takes whole numbers >= {least}, such as {few}"
             )
     return config
 

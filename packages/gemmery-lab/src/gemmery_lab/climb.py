@@ -211,9 +211,8 @@ def climb(
 
 def blocks(rung: Rung, n: int) -> tuple[int, ...]:
     """Return the block sides of the rung's space up to the first that is at least n."""
-    smaller = tuple(side for side in sorted(rung.space["block"]) if side < n)
-    whole = tuple(side for side in sorted(rung.space["block"]) if side >= n)[:1]
-    return smaller + whole
+    sides = sorted(rung.space["block"])
+    return tuple(sides[: 1 + sum(side < n for side in sides)])
 
 
 def _vector(axis: Axis, like: Work, rung: Rung, side: int) -> Work:

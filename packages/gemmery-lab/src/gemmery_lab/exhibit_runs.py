@@ -54,7 +54,7 @@ def exhibit(
 
 
 def emulated_exhibit(
-    name: str, n: int = EMULATED, device: str = "h200", on_config: OnStep[EmulatedExhibit] = lambda *_: None
+    name: str, n: int = EMULATED, device: str = "h200", on_config: OnStep[EmulatedExhibit] = ignore
 ) -> tuple[EmulatedExhibit, ...]:
     """Run an exhibit's kernel on the emulator at each config, check it, and return its counters and the predicted ones.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,29 +75,19 @@ class Experiment:
         return self.name.replace("_", " ")
 
 
-def built_in(
-    name: str,
-    title: str,
-    axis: Mapping[str, Any],
-    table: str,
-    figures: Sequence[str] = ("sweep",),
-    arguments: str = "",
-    dtype: str = "",
-    rungs: Sequence[str] = (),
-    values: Sequence[int] = (),
-    **devices: Mapping[str, Sequence[Any]],
-) -> Experiment:
+def built_in(name: str, axis: Mapping[str, Any], **entry: Any) -> Experiment:
     """Return the experiment of an entry of experiments.toml; `rungs` and `values` are those of every device."""
-    points = {}
-    for device, row in devices.items():
+    varied, points = Axis(**axis), {}
+    rungs, values = entry.pop("rungs", ()), entry.pop("values", ())
+    for device in [key for key in entry if key in ("cpu", "cuda", "emulator")]:
+        row = entry.pop(device)
         words = [rung.split() for rung in row.get("rungs", rungs)]
         variants = tuple((rung, {key: int(n) for key, n in (one.split("=") for one in keys)}) for rung, *keys in words)
         points[device] = Points(variants, tuple(row.get("sizes", ())), tuple(row.get("values", values)))
-    varied, kinds = Axis(**axis), tuple(figures)
-    if not (varied.key or varied.side):
-        return Experiment(name, name, title, varied, arguments or name, table, kinds, points, dtype)
-    sweep, command = f"sweep_{name}", f"sweep {name}"
-    return Experiment(name, sweep, title, varied, command, table, kinds, points, dtype or "f32")
+    sweep = {"suite": f"sweep_{name}", "arguments": f"sweep {name}", "dtype": "f32"}
+    usual = sweep if varied.key or varied.side else {"suite": name, "arguments": name}
+    fields: dict[str, Any] = {**usual, **entry, "figures": tuple(entry.get("figures", ("sweep",)))}
+    return Experiment(name, axis=varied, points=points, **fields)
 
 
 _ENTRIES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))

@@ -123,10 +123,8 @@ def _numpy_blas() -> Result:
     value = f"NumPy {np.__version__}, {libraries.blas()}"
     narrow = any(f"{name} kernels" in value for name in ("Haswell", "Zen", "Sandybridge", "Nehalem", "Prescott"))
     if narrow and "avx512f" in target.host().features:
-        advice = (
-            "NumPy does not use AVX-512 here; OPENBLAS_CORETYPE=SKYLAKEX enables it, and `gemmery bench` measures both"
-        )
-        return value, False, advice
+        advice = "OPENBLAS_CORETYPE=SKYLAKEX enables it, and `gemmery bench` measures both"
+        return value, False, f"NumPy does not use AVX-512 here; {advice}"
     return value
 
 
@@ -161,11 +159,7 @@ def _cache_folder() -> Result:
 
 
 def prune() -> Diagnosis:
-    """Remove from the cache what this version of gemmery does not read, and tell how much it was.
-
-    >>> prune()  # doctest: +SKIP
-    Diagnosis(name='pruned', value='12 entries (1.4 MiB) removed from ~/.cache/gemmery', ok=True, advice='')
-    """
+    """Remove from the cache what this version of gemmery does not read, and tell how much it was."""
     folder = config.cache_dir()
     if folder is None or not os.path.exists(folder):
         return Diagnosis("pruned", "there is no cache folder")

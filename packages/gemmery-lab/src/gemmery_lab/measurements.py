@@ -28,6 +28,10 @@ class MachineLimits(NamedTuple):
     copy: float = 0.0
 
 
+UNMEASURED = MachineLimits()
+Bound = Callable[[int], float]  # f(k) of an error bound
+
+
 def blank(suite: str, kernel: str, work: Work, threads: int, **known: Any) -> Measurement:
     """Return a record of `kernel` on `work` without times, as for a refusal."""
     same = ("m", "n", "k", "dtype", "out", "batch", "case", "precision")
@@ -38,10 +42,7 @@ def blank(suite: str, kernel: str, work: Work, threads: int, **known: Any) -> Me
 
 
 def timed(
-    plain: Measurement,
-    timing: Timing,
-    versus: Mapping[str, Ratio] | None = None,
-    limits: MachineLimits = MachineLimits(),  # noqa: B008 (a constant)
+    plain: Measurement, timing: Timing, versus: Mapping[str, Ratio] | None = None, limits: MachineLimits = UNMEASURED
 ) -> Measurement:
     """Return the record with its times, its ratios to others, and the limits measured in the same run."""
     ratios = versus or {}
@@ -68,7 +69,7 @@ def too_slow(predicted: float, limit: float) -> str:
     return "" if predicted <= limit else f"{SLOW} {predicted:.2g} s a call, above the limit of {limit:g} s"
 
 
-def error(c: Any, a: Any, b: Any, bound: Callable[[int], float], normwise: bool = False) -> float:
+def error(c: Any, a: Any, b: Any, bound: Bound, normwise: bool = False) -> float:
     """Return the largest |c - reference| over its bound; vectors are checked as matrices of one column.
 
     Above 2e8 operations only some rows are compared: the extended-precision reference runs at 0.3 GFLOP/s.

@@ -46,7 +46,7 @@ from gemmery_lab.climb import RungPlan, element, planned
 from gemmery_lab.emulated_product import EmulationOptions, Gemm, launch_of, problem_of, product_bytes, run_rung, strided
 from gemmery_lab.experiments import LADDER
 from gemmery_lab.measure import record
-from gemmery_lab.measure.record import Measurement, OnStep, RunSteps
+from gemmery_lab.measure.record import Measurement, OnStep, RunSteps, ignore
 from gemmery_lab.measure.work import Work, operands
 from gemmery_lab.rung_counts import EmulatedLadder, EmulatedRung, PredictedRung, RungCounts
 
@@ -60,14 +60,11 @@ SLACK = 1 << 16  # bytes after the workspace
 CHECKOUT = Path(__file__).resolve().parents[4] / "benchmarks" / "results"
 
 T = TypeVar("T", bound=EmulatedRung | PredictedRung)
+OnRung = OnStep[EmulatedRung]
 
 
 def emulated_ladder(
-    rungs: Sequence[str] = (),
-    sizes: Sequence[int] = (),
-    dtype: str = "",
-    device: str = "",
-    on_rung: OnStep[EmulatedRung] = lambda *_: None,
+    rungs: Sequence[str] = (), sizes: Sequence[int] = (), dtype: str = "", device: str = "", on_rung: OnRung = ignore
 ) -> EmulatedLadder:
     """Run the GPU's ladder on the emulator: square products, checked, with the counters of a profiler.
 
@@ -92,7 +89,7 @@ def emulated_sweep(
     sizes: Sequence[int] = (),
     dtype: str = "f32",
     device: str = "",
-    on_rung: OnStep[EmulatedRung] = lambda *_: None,
+    on_rung: OnRung = ignore,
 ) -> EmulatedLadder:
     """Count a sweep over a key of GPU rungs ("threads", "tile" or "stages") on the emulator, which needs no GPU.
 
@@ -113,7 +110,7 @@ def predicted_ladder(
     sizes: Sequence[int] = (),
     dtype: str = "",
     card: str = "h200",
-    on_rung: OnStep[PredictedRung] = lambda *_: None,
+    on_rung: OnStep[PredictedRung] = ignore,
     processes: int = 1,
 ) -> tuple[PredictedRung, ...]:
     """Predict the times of the GPU's ladder on a card, next to its records where there are some.
@@ -169,7 +166,7 @@ class RungTask:
     config: Config
 
 
-def _emulated(card: Device, plan: RungPlan, on_rung: OnStep[EmulatedRung], key: str = "") -> EmulatedLadder:
+def _emulated(card: Device, plan: RungPlan, on_rung: OnRung, key: str = "") -> EmulatedLadder:
     """Check and count the rungs of a plan; a `key` of their config is part of their names."""
 
     def look(task: RungTask) -> EmulatedRung:
@@ -228,8 +225,7 @@ def emulated_rung(rung: Rung, work: Work, card: Device, config: Mapping[str, int
     drawn = select(trace, steps, "")
     counts, bound = RungCounts.of(together), rung.bound_of(problem.dtype, problem.precision)
     rounding = measurements.TF32 if problem.precision == "tf32" else 0.0  # of A and B to 10 bits of fraction
-    codes = (nvrtc.ptx(each.source, each.kernel, card.arch) for each in launch_of(rung, problem, full).launches)
-    on = unit(work.dtype, (opcode for code in codes for opcode in sass.ptx_counts(code.text)))
+    on = _unit(launch_of(rung, problem, full), work, card)
     limits = roofs(card, on, counts.flops, counts.sectors, counts.wavefronts, counts.warp_instructions)
     times: dict[str, Any] = {f"{name}_seconds": seconds for name, seconds in limits.items()}
     return replace(
@@ -307,9 +303,12 @@ def predicted_rung(rung: Rung, work: Work, device: Device, pipes: Pipes, config:
         ]
     except (EmulationError, RefusedError) as refused:
         return replace(row, refused=str(refused))
-    codes = (nvrtc.ptx(each.source, each.kernel, device.arch) for each in geometry.launches)
-    on = unit(work.dtype, (opcode for code in codes for opcode in sass.ptx_counts(code.text)))
-    return replace(row, prediction=reduce(add, predictions), unit=on)
+    return replace(row, prediction=reduce(add, predictions), unit=_unit(geometry, work, device))
+
+
+def _unit(geometry: Geometry, work: Work, device: Device) -> str:
+    codes = (nvrtc.ptx(each.source, each.kernel, device.arch).text for each in geometry.launches)
+    return unit(work.dtype, (opcode for code in codes for opcode in sass.ptx_counts(code)))
 
 
 def _overlaps(geometry: Geometry, device: Device) -> bool:

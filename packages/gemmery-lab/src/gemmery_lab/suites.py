@@ -49,9 +49,9 @@ def bench(
     `suites` are names ("small", "square_f32", ...) or paths of .toml files; () takes all suites of the device.
     `rivals` are names ("numpy", "torch", "cublas", ...) that replace the suites' own; () takes those that a suite
     names, or all that are installed if it names none. Installed rivals that are left out are recorded as refused.
-    `threads` replaces the suites' number of threads, 0 keeps it. `seconds` is the time for one product, shared by all
-    contestants. `store` is a folder: records are appended to <store>/<machine>.jsonl as they are taken, so that an
-    interrupted run keeps what it has. `device` "" is the one that the suites are for; "cuda:1" is the second GPU.
+    `threads` replaces the suites' own, 0 keeps them. `seconds` is the time for one product, shared by all contestants.
+    `store` is a folder: records are appended to <store>/<machine>.jsonl as they are taken. `device` "" is the one that
+    the suites are for; "cuda:1" is the second GPU.
 
     Raises ArgumentError for an unknown suite or rival, for rivals of suites that have none, for a suite file with a
     wrong key, and for suites of several devices; DeviceError if there is no such device.

@@ -21,6 +21,7 @@ from gemmery.dtypes import Array
 from gemmery.epilogues.random_epilogues import of_text
 from gemmery.errors import ArgumentError, GemmeryError
 from gemmery_lab import asked
+from gemmery_lab.measure.record import ignore
 from gemmery_lab.measure.torch_operands import tensors_in as on_gpu
 from gemmery_lab.measure.work import BLOCK, numpy_dtype
 from gemmery_lab.random_products import (
@@ -77,11 +78,7 @@ class Verification:
 
 
 def verify(
-    products: int = 1000,
-    device: str = "cpu",
-    dtypes: Sequence[str] = (),
-    seed: int = 0,
-    on_product: OnProduct = lambda done, total: None,
+    products: int = 1000, device: str = "cpu", dtypes: Sequence[str] = (), seed: int = 0, on_product: OnProduct = ignore
 ) -> Verification:
     """Compute `products` random products and compare each with the reference, in NumPy and higher precision.
 

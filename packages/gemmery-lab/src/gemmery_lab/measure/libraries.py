@@ -223,8 +223,8 @@ RIVALS = (
 
 
 # The folders from which the three packages are imported: one if they are installed, three in a checkout.
-PACKAGES = ("gemmery", "gemmery_emulator", "gemmery_lab")
-SOURCES = sorted({str(Path(spec.origin).parents[1]) for name in PACKAGES if (spec := find_spec(name)) and spec.origin})
+_SPECS = map(find_spec, ("gemmery", "gemmery_emulator", "gemmery_lab"))
+SOURCES = sorted({str(Path(spec.origin).parents[1]) for spec in _SPECS if spec and spec.origin})
 
 
 class RivalProcess:

@@ -148,7 +148,7 @@ OnEvent = Callable[[RunEvent], None]
 OnStep = Callable[[str, int, int, R | None], None]  # what runs, finished and all steps, the record of a finished one
 
 
-def ignore(_: RunEvent) -> None:
+def ignore(*_: object) -> None:
     """A listener that ignores progress."""
 
 

@@ -26,6 +26,8 @@ IDLE_SECONDS = 0.25  # idle workers of a threaded BLAS spin for up to 200 ms bef
 
 Sample = Callable[[int, int], int]
 """(inner, warm) -> nanoseconds that `inner` calls took, after `warm` calls outside the clock."""
+Pause = Callable[[float], None]  # waits for so many seconds
+Draw = random.Random | None  # what draws the order of turns
 
 
 @dataclass(frozen=True)
@@ -128,11 +130,7 @@ def _plan(sample: Sample, share_ns: float, rest_ns: float) -> _Plan:
 
 
 def _rounds(
-    contestants: Sequence[Contestant],
-    plans: Mapping[str, _Plan],
-    rest: float,
-    pause: Callable[[float], None],
-    draw: random.Random | None,
+    contestants: Sequence[Contestant], plans: Mapping[str, _Plan], rest: float, pause: Pause, draw: Draw
 ) -> dict[str, dict[int, float]]:
     """Seconds per call, by contestant and round."""
     rounds = plans[contestants[0].name].rounds
@@ -165,11 +163,7 @@ def _ratio(first: Mapping[int, float], rival: Mapping[int, float]) -> Ratio:
 
 
 def compare(
-    contestants: Sequence[Contestant],
-    seconds: float,
-    rest: float = 0.0,
-    pause: Callable[[float], None] = time.sleep,
-    draw: random.Random | None = None,
+    contestants: Sequence[Contestant], seconds: float, rest: float = 0.0, pause: Pause = time.sleep, draw: Draw = None
 ) -> Comparison:
     """Time the contestants in turn for about `seconds`, and compare the first with each of the others.
 

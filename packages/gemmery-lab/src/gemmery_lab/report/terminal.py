@@ -144,11 +144,7 @@ def show(run: Run, rungs: Sequence[Rung], console: Console) -> None:
 
 
 def summary(results: Results) -> str:
-    """Return the largest square of a ladder in one line; "" for other runs and for unreliable figures.
-
-    >>> summary(results(run, CPU))  # doctest: +SKIP
-    'n = 2048, f32: packed_threaded reaches 351 GFLOP/s, 78.0% of the peak, 0.94× NumPy; largest step: packed, 7.5×'
-    """
+    """Return the largest square of a ladder in one line; "" for other runs and for unreliable figures."""
     squares = [group for group in results.problems if is_square(group.first)]
     ran = [m for m in largest(squares).rungs if m.seconds] if squares else []
     if not ran or doubts(results.run):

@@ -261,9 +261,7 @@ def keys(row: Rung | Exhibit, config: Mapping[str, int]) -> Mapping[str, int]:
         least = min(1, values[0])
         if config[key] < least:
             few = ", ".join(map(str, values))
-            raise ArgumentError(
-                f"config {key}={config[key]}: {row.name} takes whole numbers >= {least}, such as {few}"
-            )
+            raise ArgumentError(f"config {key}={config[key]}: {row.name} takes whole numbers >= {least}, such as {few}")
     return config
 
 

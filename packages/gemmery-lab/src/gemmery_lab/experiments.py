@@ -82,7 +82,7 @@ def built_in(name: str, axis: Mapping[str, Any], **entry: Any) -> Experiment:
     for device in [key for key in entry if key in ("cpu", "cuda", "emulator")]:
         row = entry.pop(device)
         words = [rung.split() for rung in row.get("rungs", rungs)]
-        variants = tuple((rung, {key: int(n) for key, n in (one.split("=") for one in keys)}) for rung, *keys in words)
+        variants = tuple((rung, {key: int(n) for key, n in (x.split("=") for x in keys)}) for rung, *keys in words)
         points[device] = Points(variants, tuple(row.get("sizes", ())), tuple(row.get("values", values)))
     sweep = {"suite": f"sweep_{name}", "arguments": f"sweep {name}", "dtype": "f32"}
     usual = sweep if varied.key or varied.side else {"suite": name, "arguments": name}

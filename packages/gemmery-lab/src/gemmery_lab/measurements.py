@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from gemmery import verify
-from gemmery.ladder.rung import Rung
+from gemmery.ladder.rung import Growth, Rung
 from gemmery.problem import Config
 from gemmery_lab.measure.record import MachineRecord, Measurement
 from gemmery_lab.measure.timing import Comparison, Contestant, Ratio, Rival, Sample, Timing
@@ -29,7 +29,6 @@ class MachineLimits(NamedTuple):
 
 
 UNMEASURED = MachineLimits()
-Bound = Callable[[int], float]  # f(k) of an error bound
 
 
 def blank(suite: str, kernel: str, work: Work, threads: int, **known: Any) -> Measurement:
@@ -69,7 +68,7 @@ def too_slow(predicted: float, limit: float) -> str:
     return "" if predicted <= limit else f"{SLOW} {predicted:.2g} s a call, above the limit of {limit:g} s"
 
 
-def error(c: Any, a: Any, b: Any, bound: Bound, normwise: bool = False) -> float:
+def error(c: Any, a: Any, b: Any, bound: Growth, normwise: bool = False) -> float:
     """Return the largest |c - reference| over its bound; vectors are checked as matrices of one column.
 
     Above 2e8 operations only some rows are compared: the extended-precision reference runs at 0.3 GFLOP/s.

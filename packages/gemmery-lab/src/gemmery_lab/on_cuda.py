@@ -23,7 +23,7 @@ from gemmery.cuda.nvml import Monitor
 from gemmery.dtypes import Array
 from gemmery.errors import DeviceError, RefusedError
 from gemmery.keywords import ACTIVATIONS
-from gemmery.ladder.rung import Rung
+from gemmery.ladder.rung import Growth, Rung
 from gemmery.limits import Bandwidth, device_limits
 from gemmery.limits.device_limits import Put, replays
 from gemmery.problem import Config
@@ -35,7 +35,7 @@ from gemmery_lab.measure.record import Measurement
 from gemmery_lab.measure.timing import Contestant, Sample
 from gemmery_lab.measure.torch_operands import Resident, poison
 from gemmery_lab.measure.work import BLOCK, Work
-from gemmery_lab.measurements import TF32, TURNS, WRONG, Backend, Begin, Bound, MachineLimits, Race, Runnable, square
+from gemmery_lab.measurements import TF32, TURNS, WRONG, Backend, Begin, MachineLimits, Race, Runnable, square
 
 ON_CUDA_CORES = ("simt_", "gemv_")  # prefixes of rungs that do not use tensor cores
 BY_WARPS = ("mma_", "wmma_", "gemv_quantized")  # those that use them by warps alone
@@ -257,7 +257,7 @@ def _turn(contestant: Contestant, inner: int, turn: float, monitor: Monitor, now
     return total / count / 1e9
 
 
-def error(resident: Resident, run: Callable[[], None], bound: Bound) -> float:
+def error(resident: Resident, run: Callable[[], None], bound: Growth) -> float:
     """Return the largest |C - reference| over its bound after `run`, which computes the first set of operands.
 
     C is filled with what no product has first. An element outside its bound gives more than 1, an unwritten one WRONG.
@@ -276,7 +276,7 @@ def error(resident: Resident, run: Callable[[], None], bound: Bound) -> float:
 
 
 def compared(
-    c: Array, a: Array, b: Array, bound: Bound, precision: str = "", factors: tuple[Array, ...] = (), share: float = 1.0
+    c: Array, a: Array, b: Array, bound: Growth, precision: str = "", factors: Sequence[Array] = (), share: float = 1.0
 ) -> float:
     """Return the largest error of C = A B over its bound; each is a batch of matrices.
 

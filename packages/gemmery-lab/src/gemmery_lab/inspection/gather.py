@@ -43,7 +43,7 @@ from gemmery_lab.inspection.records import AnyInspection, CompiledLaunch, Inspec
 
 LARGEST = 256  # side of what is emulated: one of the largest tiles, four of its steps along k
 ROW = 128  # bytes of a stage along k
-Count = Callable[[], EmulatorCounts]
+Counting = Callable[[], EmulatorCounts]
 ROUNDS = 2  # times that each stage of the ring is filled for a tile
 TILES = 2  # tiles of one block, where it takes one after the other
 
@@ -218,7 +218,7 @@ def _exhibit(exhibit: Exhibit, n: int, config: Config, device: Device, line: str
 
 
 def _gathered(
-    row: Rung | Exhibit, problem: Problem, config: Config, geometry: Geometry, device: Device, count: Count | None
+    row: Rung | Exhibit, problem: Problem, config: Config, geometry: Geometry, device: Device, count: Counting | None
 ) -> Inspection:
     """Compile the launches, and take the emulator's counters unless `count` is None."""
     kernels = tuple(compiled(launch, device, config) for launch in geometry.launches)

@@ -50,10 +50,11 @@ from gemmery_lab.measure.record import Measurement, Run
 from gemmery_lab.report import words
 from gemmery_lab.report.page import figures
 from gemmery_lab.report.sheet import Cell, Sheet, rate, share, table, tabulate
-from gemmery_lab.report.suite_tables import brief_overview, is_of_model, is_own, overview
+from gemmery_lab.report.suite_tables import is_of_model, is_own
 from gemmery_lab.report.tables import sheets, tree, walk
 from gemmery_lab.report.words import Group, gain, groups
 from site_pages import modeled, modules
+from site_pages.overviews import brief_overview, overview
 from site_pages.stored import TYPE, Query, Stored, missing, query
 
 FIGURES = Path("docs", "figures")

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from gemmery.errors import ArgumentError
 from gemmery_lab import experiments
+from gemmery_lab.experiments import Experiment
 from gemmery_lab.measure import record
+from gemmery_lab.measure import suite as suites
 from gemmery_lab.measure.record import Measurement, Run
 
 TYPE = "dtype", "precision"  # the fields of a record that tell its element type
@@ -63,7 +65,7 @@ class Stored:
                     records = tuple(m for m in run.measurements if m.suite == suite)
                     of_suite = self._runs.setdefault(suite, {}).setdefault(file.stem, [])
                     of_suite.append(replace(run, measurements=records))
-        self._known = {*(experiment.suite for experiment in experiments.every()), *self._runs}
+        self._known = {*(experiment.suite for experiment in every()), *self._runs}
 
     def newest(self, selection: Query) -> list[Run]:
         """Return for each machine the newest run with matching records, reduced to these.
@@ -116,5 +118,22 @@ def missing(selection: Query) -> str:
     """Return the text of a block without records."""
     where = {"": "", "first": "", "cpu": "", "gpu": " on a GPU"}.get(selection.machine, f" on `{selection.machine}`")
     device = "cuda" if selection.machine == "gpu" else ""
-    command = experiments.find(selection.suite).command(device, selection.fields.get("dtype", ""), FOLDER)
-    return f"Not measured{where} yet: `{command}` stores the records."
+    line = command(experiments.find(selection.suite), device, selection.fields.get("dtype", ""), FOLDER)
+    return f"Not measured{where} yet: `{line}` stores the records."
+
+
+def command(experiment: Experiment, device: str = "", dtype: str = "", store: str = "") -> str:
+    """Return the command that takes the records of an experiment: on its default device and type unless given.
+
+    >>> command(experiments.sweep("size"), "cuda", "f16")
+    'gemmery sweep size --device cuda --dtype f16'
+    """
+    other = device in experiment.devices[1:]
+    dtype = experiment.dtype and (dtype or experiment.dtype)
+    options = {"--device": device if other else "", "--dtype": dtype if dtype != "f32" else "", "--store": store}
+    return " ".join(["gemmery", experiment.arguments, *(f"{name} {value}" for name, value in options.items() if value)])
+
+
+def every() -> tuple[Experiment, ...]:
+    """Return all experiments that come with gemmery."""
+    return (*experiments.BUILT_IN, *map(experiments.find, suites.names()))

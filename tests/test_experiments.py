@@ -9,15 +9,16 @@ import records
 from gemmery.errors import ArgumentError
 from gemmery_lab import experiments
 from gemmery_lab.cli.parser import app
-from gemmery_lab.climb import Conditions, planned
+from gemmery_lab.climb import planned
 from gemmery_lab.measure import suite as suites
 from gemmery_lab.measure.record import Run
 from gemmery_lab.report import words
 from gemmery_lab.report.page import DRAWINGS, figures
 from gemmery_lab.report.tables import SHEETS, sheets
+from site_pages import stored
 from site_pages.stored import Query, missing
 
-EVERY = {experiment.suite: experiment for experiment in experiments.every()}
+EVERY = {experiment.suite: experiment for experiment in stored.every()}
 
 
 @pytest.mark.parametrize("suite", EVERY)
@@ -37,13 +38,13 @@ def test_an_experiment_has_a_title_an_axis_a_table_and_figures(suite):
 def test_the_command_line_takes_its_command(suite, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for device in EVERY[suite].devices:
-        name, *arguments = shlex.split(EVERY[suite].command(device, store=str(tmp_path)))
+        name, *arguments = shlex.split(stored.command(EVERY[suite], device, store=str(tmp_path)))
         assert name == "gemmery"
         assert callable(app([*arguments], standalone_mode=False))
 
 
 def test_each_has_records_of_its_own():
-    every = experiments.every()
+    every = stored.every()
     assert len(EVERY) == len(every)
     assert set(suites.names()) == {experiment.suite for experiment in every} - {
         experiment.suite for experiment in experiments.BUILT_IN
@@ -58,10 +59,10 @@ def test_all_kinds_have_a_use_and_every_kind_of_suite_a_table():
 
 def test_a_command_names_the_device_and_the_type_that_are_not_its_own():
     size, gemv, small = experiments.sweep("size"), experiments.sweep("gemv"), experiments.find("small")
-    assert size.command("cpu", "f32") == "gemmery sweep size"
-    assert size.command("cuda", "f64", "there") == "gemmery sweep size --device cuda --dtype f64 --store there"
-    assert gemv.command("cuda") == "gemmery sweep gemv --dtype f16"
-    assert small.command("cuda", "f64") == "gemmery bench small"
+    assert stored.command(size, "cpu", "f32") == "gemmery sweep size"
+    assert stored.command(size, "cuda", "f64", "there") == "gemmery sweep size --device cuda --dtype f64 --store there"
+    assert stored.command(gemv, "cuda") == "gemmery sweep gemv --dtype f16"
+    assert stored.command(small, "cuda", "f64") == "gemmery bench small"
 
 
 def test_an_unknown_sweep_is_named_with_a_near_one():
@@ -72,7 +73,7 @@ def test_an_unknown_sweep_is_named_with_a_near_one():
 def test_a_suite_of_ones_own_is_shown_as_what_its_records_look_like():
     mine = experiments.find("mine")
     assert mine.table == experiments.ANY_SUITE
-    assert mine.command() == "gemmery bench mine"
+    assert stored.command(mine) == "gemmery bench mine"
     (row,) = records.bench().measurements[:1]
     (sheet,) = sheets(Run(records.MACHINE, records.STARTED, (row.__class__(**{**vars(row), "suite": "mine"}),)), ())
     assert sheet.title.startswith("mine")
@@ -89,7 +90,7 @@ def test_a_new_sweep_is_one_entry(monkeypatch):
     monkeypatch.setattr(experiments, "SWEEPS", (*experiments.SWEEPS, trial))
     monkeypatch.setattr(experiments, "BUILT_IN", (*experiments.BUILT_IN, trial))
     experiments.find.cache_clear()
-    plan = planned(trial, (), (), "f32", Conditions(""))
+    plan = planned(trial, (), (), "f32", "")
     assert [(rung.name, config) for rung, config in plan.variants] == [
         ("packed", {"kc": 128}),
         ("packed", {"kc": 256}),

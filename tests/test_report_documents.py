@@ -11,8 +11,11 @@ from gemmery.errors import ArgumentError
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.cuda import CUDA
 from gemmery_lab.measure import record, suite
+from gemmery_lab.measure.processes import COMPARED
 from gemmery_lab.measure.record import Run
+from gemmery_lab.report.sheet import table
 from site_pages.documents import Documents, main, refusals, sentence, tree_lines
+from site_pages.overviews import overview
 
 GPU_RUNS = record.read(Path(__file__).parents[1] / "packages/gemmery-lab/tests" / "data" / "h200.jsonl")
 NAME = records.MACHINE.name
@@ -148,6 +151,15 @@ def test_an_overview_takes_the_fastest_rival_of_each_problem(root):
     keep(root, Run(records.MACHINE, "2026-11-22T00:00:00.000000+00:00", (worse,)))
     text = filled(root, "<!-- overview: skinny_f32 -->\n<!-- end -->")
     assert "| 0.500× | 0.500× | 0.500× | 8.43% to 8.43% | 4096 × 1 × 4096, f32 (0.500×) |" in text
+
+
+def test_an_overview_of_new_shapes_has_a_row_for_each_state():
+    (product, *_) = records.bench().measurements
+    rows = tuple(replace(product, suite="new_shapes", kernel="gm.matmul", case=case) for case in COMPARED)
+    sheet = overview(Run(records.MACHINE, "2026-11-22T10:00:00.000000+00:00", rows), {"new_shapes": "New shapes"})
+    assert table(sheet).splitlines()[1].endswith("---: | :--- |")  # the last column has words
+    states = "nothing compiled", "kernels cached", "kernels cached, after the first product", "all shapes met before"
+    assert [row[0].text for row in sheet.rows] == [f"New shapes ({state})" for state in states]
 
 
 def test_a_summary_is_an_overview_of_one_machine_without_the_losses(root):

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from gemmery_lab.climb import sweep as sweep
     from gemmery_lab.exhibit_runs import emulated_exhibit as emulated_exhibit
     from gemmery_lab.exhibit_runs import exhibit as exhibit
-    from gemmery_lab.exhibit_runs import predicted as predicted
     from gemmery_lab.health import Diagnosis as Diagnosis
     from gemmery_lab.health import doctor as doctor
     from gemmery_lab.health import prune as prune
@@ -30,7 +29,7 @@ _HOMES = {
     "gemmery_lab.launches": ("chain",),
     "gemmery_lab.on_emulator": ("emulated_ladder", "emulated_sweep", "predicted_ladder"),
     "gemmery_lab.measure.record": ("RunEvent",),
-    "gemmery_lab.exhibit_runs": ("emulated_exhibit", "exhibit", "predicted"),
+    "gemmery_lab.exhibit_runs": ("emulated_exhibit", "exhibit"),
     "gemmery_lab.health": ("Diagnosis", "doctor", "prune"),
     "gemmery_lab.tuning": ("tune",),
     "gemmery_lab.verification": ("verify",),

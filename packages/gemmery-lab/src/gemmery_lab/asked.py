@@ -113,24 +113,22 @@ def rungs(names: Sequence[str], kind: str) -> tuple[Rung, ...]:
     ladder = registry(kind)
     by_name = {rung.name: rung for rung in ladder}
     for name in names:
-        if name in by_name:
-            continue
-        if name in {rung.name for rung in registry("cuda" if kind == "cpu" else "cpu")}:
+        if name not in by_name and name in {rung.name for rung in registry("cuda" if kind == "cpu" else "cpu")}:
             other = (
                 "a GPU: the device must be cuda, or emulator"
                 if kind == "cpu"
                 else "the CPU: name a rung of the GPU's ladder, or use the device cpu"
             )
             raise ArgumentError(f"rung {name!r} runs on {other}")
-        raise unknown(f"rung {name!r} is not in the ladder", name, by_name)
+        if name not in by_name:
+            raise unknown(f"rung {name!r} is not in the ladder", name, by_name)
     return tuple(by_name[name] for name in dict.fromkeys(names)) or ladder
 
 
 def suites(names: Sequence[str], rivals: Sequence[str], device: str) -> list[Suite]:
     """Return the suites of these names or paths, for none all of a device; "" is the device that they are for.
 
-    Raises ArgumentError for suites of several devices or of another one, and for rivals that are not known or that
-    suites do not have.
+    Raises ArgumentError for suites of several devices or of another one, and for rivals that suites do not have.
     """
     from gemmery_lab.measure import suite
 
@@ -221,8 +219,7 @@ def result_type(dtype: str) -> str:
 def inspectable(*names: str) -> str:
     """Return what all these names are: "a CPU rung", "a GPU rung" or "an exhibit".
 
-    Raises ArgumentError for another name, with a close one, and for two of different kinds, whose counters do not
-    compare.
+    Raises ArgumentError for another name, with a close one, and for two of different kinds: counters do not compare.
     """
     from gemmery.ladder.exhibits import EXHIBITS
 
@@ -263,10 +260,8 @@ def keys(row: Rung | Exhibit, config: Mapping[str, int]) -> Mapping[str, int]:
         values = sorted({*row.space.get(key, ()), row.default.get(key, 1)})
         least = min(1, values[0])
         if config[key] < least:
-            raise ArgumentError(
-                f"config {key}={config[key]}: {row.name} takes whole numbers >= {least}, such as "
-                f"{', '.join(map(str, values))}"
-            )
+            few = ", ".join(map(str, values))
+            raise ArgumentError(f"config {key}={config[key]}: {row.name} takes whole numbers >= {least}, such as {few}")
     return config
 
 

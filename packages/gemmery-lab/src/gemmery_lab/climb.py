@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import compress
 from pathlib import Path
 
 from gemmery.cpu import threads as cpu_threads
@@ -23,20 +24,6 @@ MOST_EMULATED = 1024  # a side: the longest rung takes half a minute there
 
 
 @dataclass(frozen=True)
-class Conditions:
-    """Where rungs are measured, within which limits, and what becomes of the records.
-
-    `threads` 0 is one for each core; `seconds` is the limit of a call.
-    """
-
-    device: str = "cpu"
-    threads: int = 0
-    seconds: float = 5.0
-    on_event: OnEvent = ignore
-    store: Path | None = None
-
-
-@dataclass(frozen=True)
 class RungPlan:
     """A ladder or a sweep with checked arguments."""
 
@@ -44,17 +31,20 @@ class RungPlan:
     sizes: tuple[int, ...]
     dtype: str  # "" for the type that suits each rung
     kind: str  # of the device: "cpu", "cuda" or "emulator"
-    how: Conditions
+    device: str
+    threads: int = 0  # 0 for one on each core
+    seconds: float = 5.0  # the limit of a call
 
 
 def planned(
-    experiment: Experiment, rungs: Sequence[str], sizes: Sequence[int], dtype: str, how: Conditions, kind: str = ""
-) -> RungPlan:
+    experiment: Experiment, rungs: Sequence[str], sizes: Sequence[int], dtype: str,
+    device: str, threads: int = 0, seconds: float = 5.0, kind: str = "",
+) -> RungPlan:  # fmt: skip
     """Check the arguments of `ladder` and `sweep`, or of these on the emulator; raise their ArgumentErrors.
 
     The device "" is the first of the experiment. The `kind` of device follows from its name unless it is "emulator".
     """
-    where = how.device or experiment.devices[0]
+    where = device or experiment.devices[0]
     kind = kind or ("cpu" if asked.ordinal(where) is None else "cuda")
     if kind not in experiment.points and kind == "emulator":
         known = ", ".join(other.name for other in SWEEPS if kind in other.points)
@@ -76,13 +66,13 @@ def planned(
         n, values = lengths[0], points.values
         configs = [(rung, {**config, key: value}) for rung, config in configs for value in values or blocks(rung, n)]
     dtype = asked.element_type(dtype, kind) if dtype or kind != "emulator" else ""
-    if not how.seconds > 0:
-        raise ArgumentError(f"seconds={how.seconds}: the time limit must be above 0")
-    if kind != "cpu" and how.threads:
-        raise ArgumentError(f"threads={how.threads}: only rungs on the CPU take it; leave it out on {where}")
+    if not seconds > 0:
+        raise ArgumentError(f"seconds={seconds}: the time limit must be above 0")
+    if kind != "cpu" and threads:
+        raise ArgumentError(f"threads={threads}: only rungs on the CPU take it; leave it out on {where}")
     takes_all = kind == "cpu" or rungs or not dtype  # else rungs for other element types are left out
     configs = [(rung, config) for rung, config in configs if takes_all or element(dtype).dtype in rung.dtypes]
-    return RungPlan(configs, lengths, dtype, kind, replace(how, device=where))
+    return RungPlan(configs, lengths, dtype, kind, where, threads, seconds)
 
 
 def ladder(
@@ -97,21 +87,16 @@ def ladder(
 ) -> Run:
     """Run the ladder: check each rung on square matrices against the reference, and time it in turn with NumPy.
 
-    `rungs` are names, all by default. `sizes` defaults to those of `experiments.LADDER`. `threads` is the number of
-    threads of threaded rungs, 0 for one per core; the other rungs run on one. Rungs predicted to exceed `seconds` per
-    call do not run; their records have the reason in `refused`. `versus` of a measurement has the ratios to "numpy"
-    and to the rung's parent. A rung outside its error bound has `error` > 1.
+    `rungs` are names, all by default. `threads` is that of threaded rungs, 0 for one per core. Rungs that would exceed
+    `seconds` per call do not run; their records have the reason in `refused`. `versus` of a measurement has the ratios
+    to "numpy" and to the rung's parent. A rung outside its error bound has `error` > 1.
 
     `device` "cuda" or "cuda:N" runs the GPU ladder, compared with cuBLAS; it also accepts the dtype "tf32". Rungs
     for other dtypes are left out unless they are named. `store` is as in `bench`.
 
-    >>> run = ladder(["simd_row", "packed"], sizes=[256])  # doctest: +SKIP
-
-    Raises ArgumentError for an unknown rung, dtype or device, and for a size below 1; DeviceError if there is no such
-    device.
+    Raises ArgumentError for an unknown name, and for a size below 1; DeviceError if there is no such device.
     """
-    plan = planned(LADDER, rungs, sizes, dtype, Conditions(device, threads, seconds, on_event, store))
-    return climb(LADDER, plan.variants, plan.sizes, plan.dtype, plan.how)
+    return climb(LADDER, planned(LADDER, rungs, sizes, dtype, device, threads, seconds), on_event, store)
 
 
 def sweep(
@@ -131,25 +116,19 @@ def sweep(
     on the CPU. "threads" (per block of `simt_linear`), "tile" (of `simt_smem`) and "stages" (of the pipelined rungs)
     vary that key at one size on a GPU; a value that the device cannot run has its reason in `refused`. "gemv" and
     "gemv_k" run all variants of the rungs for y = W x, with N or K from `sizes`. `rungs` and `sizes` default to those
-    of the experiment; `seconds` is the limit per call, as in `ladder`. `Measurement.config` has the varied key;
-    `suite` is that of the experiment. `store` is as in `bench`.
-
-    >>> run = sweep("block", sizes=[1024])  # doctest: +SKIP
-
-    Raises ArgumentError for an unknown experiment, rung, dtype, size or device; DeviceError if there is no such device.
+    of the experiment. `Measurement.config` has the varied key. The rest is as in `ladder`.
     """
     varied = experiments.sweep(experiment)
-    plan = planned(varied, rungs, sizes, dtype, Conditions(device, threads, seconds, on_event, store))
-    variants, like = plan.variants, element(plan.dtype)
+    plan = planned(varied, rungs, sizes, dtype, device, threads, seconds)
+    like, where = element(plan.dtype), plan.device
     if plan.kind == "cuda" and not rungs:
         from gemmery_lab.on_cuda import product_for  # loads NVIDIA's bindings
 
-        where = plan.how.device
-        problems = [product_for(rung, 2048, like, where).problem._replace(device=where) for rung, _ in variants]
-        variants = [each for each, problem in zip(variants, problems, strict=True) if not each[0].refusal(problem)]
-    shape = partial(_vector, varied.axis, like) if varied.axis.fixed else None
+        problems = [product_for(rung, 2048, like, where).problem._replace(device=where) for rung, _ in plan.variants]
+        suits = [not rung.refusal(problem) for (rung, _), problem in zip(plan.variants, problems, strict=True)]
+        plan = replace(plan, variants=[*compress(plan.variants, suits)])
     try:
-        return climb(varied, variants, plan.sizes, plan.dtype, plan.how, shape)
+        return climb(varied, plan, on_event, store, partial(_vector, varied.axis, like) if varied.axis.fixed else None)
     except DeviceError as error:
         way = f"sweep {experiment}" if "emulator" in varied.points else "ladder"
         raise DeviceError(f"{error}; `gemmery {way}` on the device emulator counts what rungs do without one") from None
@@ -191,26 +170,21 @@ def estimate(measurements: int, each: float) -> str:
 
 
 def climb(
-    experiment: Experiment,
-    rungs: Sequence[RungConfig],
-    sizes: Sequence[int],
-    dtype: str,
-    how: Conditions,
-    shape: Shape | None = None,
+    experiment: Experiment, plan: RungPlan, on_event: OnEvent, store: Path | None = None, shape: Shape | None = None
 ) -> Run:
     """Measure each (rung, config) at each size, smallest first: a rung's time at one size predicts the next.
 
     `shape` makes the product of a rung at a size, by default the one that suits it: two squares if it takes them.
     """
-    lengths, gpu = asked.sides(sizes), asked.ordinal(how.device)
+    rungs, lengths, dtype, gpu = plan.variants, plan.sizes, plan.dtype, asked.ordinal(plan.device)
     # Here, so that wrong arguments are reported before it is loaded.
     from gemmery_lab.session import Level, open_session, threads_of
 
-    asked_for = cpu_threads.checked(how.threads) if how.threads else cpu_threads.get()
+    asked_for = cpu_threads.checked(plan.threads) if plan.threads else cpu_threads.get()
     like, threads = element(dtype), 0 if gpu is not None else asked_for
     special = [(rung, config, meant(rung, dtype)) for rung, config in rungs if experiment is LADDER and gpu is None]
     alone = [[(rung, config, work)] for rung, config, work in special if work]
-    with open_session(gpu, len(rungs) * len(lengths) + len(alone), how.on_event, how.store) as session:
+    with open_session(gpu, len(rungs) * len(lengths) + len(alone), on_event, store) as session:
         shape = shape or partial(session.backend.product_for, like=like)
         groups = [*([(rung, config, shape(rung, n)) for rung, config in rungs] for n in lengths), *alone]
         for rung, _, work in groups[0] if groups else ():  # the limits before any time
@@ -222,7 +196,7 @@ def climb(
             try:
                 for rung, config, work in group:
                     if work not in levels:
-                        levels[work] = Level(session, experiment.suite, work, threads, how.seconds)
+                        levels[work] = Level(session, experiment.suite, work, threads, plan.seconds)
                     session.begin(f"{rung.name}, {work}")
                     same = rung.name, tuple(config.items()), work.name
                     m = levels[work].measure(rung, config, before.get(same))
@@ -237,9 +211,8 @@ def climb(
 
 def blocks(rung: Rung, n: int) -> tuple[int, ...]:
     """Return the block sides of the rung's space up to the first that is at least n."""
-    smaller = tuple(side for side in sorted(rung.space["block"]) if side < n)
-    whole = tuple(side for side in sorted(rung.space["block"]) if side >= n)[:1]
-    return smaller + whole
+    sides = sorted(rung.space["block"])
+    return tuple(sides[: 1 + sum(side < n for side in sides)])
 
 
 def _vector(axis: Axis, like: Work, rung: Rung, side: int) -> Work:

@@ -110,8 +110,7 @@ def run_rung(
 ) -> tuple[EmulatedRun, ...]:
     """Run the launches of a rung for a product on the emulator, in place.
 
-    `problem.device` names the device whose limits apply. Raises RefusedError if the rung or the device refuses the
-    product.
+    `problem.device` names the device whose limits apply. Raises RefusedError if the rung or the device refuses.
     """
     geometry = launch_of(rung, problem, config)
     arch = options.arch or find(problem.device).arch
@@ -133,19 +132,15 @@ def run_rung(
     return tuple(runs)
 
 
-def product_bytes(
-    problem: Problem, geometry: Geometry, gemm: Gemm, addresses: Mapping[str, int], workspace: int
-) -> bytes:
+def product_bytes(problem: Problem, geometry: Geometry, gemm: Gemm, at: Mapping[str, int], workspace: int) -> bytes:
     """Return the argument of a rung's kernels for arrays at these addresses."""
     dtypes_of = {"A": problem.dtype, "B": problem.b_dtype or problem.dtype, "C": problem.out, "offsets": "int32"}
     dtypes_of["bias"] = dtypes.get(problem.out).accumulator
-    views = {
-        name: View(addresses[name], array.shape, array.strides, dtypes_of.get(name, "f32"))
-        for name, array in gemm.arrays.items()
-    }
+    arrays = gemm.arrays.items()
+    views = {name: View(at[name], x.shape, x.strides, dtypes_of.get(name, "f32")) for name, x in arrays}
     operands = views["A"], views["B"], views["C"]
     if problem.bits and not problem.levels:  # the factors of a packed B take the place of scratch memory
-        workspace = addresses["b_scale"]
+        workspace = at["b_scale"]
     product = product_argument(
         problem,
         *operands,
@@ -158,8 +153,8 @@ def product_bytes(
     )
     function = traced_function.of(problem)
     if not geometry.maps:
-        return product + (function.packed(_places(gemm, addresses)) if function else b"")
-    starts = {"a": addresses["A"], "b": addresses["B"], "c": addresses["C"]}
+        return product + (function.packed(_places(gemm, at)) if function else b"")
+    starts = {"a": at["A"], "b": at["B"], "c": at["C"]}
     if is_transposed(problem, geometry.swapped):
         starts["a"], starts["b"] = starts["b"], starts["a"]
 
@@ -180,12 +175,12 @@ def product_bytes(
         return whole
     shapes = {each.operand: each.shape for each in maps}
     others = [("b", "second")] * (gemm.second is not None) + [("c", "second_output")] * (gemm.second_output is not None)
-    added = [encoded(shapes[operand], addresses[name]) for operand, name in others]
+    added = [encoded(shapes[operand], at[name]) for operand, name in others]
     for i in function.carried:
-        rows, start = np.atleast_2d(gemm.traced[i]), addresses[f"of_trace_{i}"]
+        rows, start = np.atleast_2d(gemm.traced[i]), at[f"of_trace_{i}"]
         operand = View(start, rows.shape, rows.strides, "f16")  # or bf16
         added.append(encoded(tensormaps.of_operand(geometry, problem, operand), start))
-    return whole + function.packed(_places(gemm, addresses), added, addresses.get("second", 0) - addresses["B"])
+    return whole + function.packed(_places(gemm, at), added, at.get("second", 0) - at["B"])
 
 
 def _places(gemm: Gemm, addresses: Mapping[str, int]) -> list[traced_function.Strides | float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from gemmery_emulator.ptx import PtxKernel
 from gemmery_emulator.run import run as run_kernel
 from gemmery_lab import asked, measurements
 from gemmery_lab.experiments import EXHIBIT
-from gemmery_lab.measure import timing
 from gemmery_lab.measure.record import Measurement, OnEvent, OnStep, Run, RunSteps, ignore
 from gemmery_lab.measure.timing import Contestant
 from gemmery_lab.measure.work import Work
@@ -40,8 +38,6 @@ def exhibit(
     `config` of a measurement has the varied values, `note` the counts that the rules predict for one launch. Results
     are exact: `error` is 0, or above 1 when an element differs. `seconds` is the time for one config.
 
-    >>> run = exhibit("bank_stride")  # doctest: +SKIP
-
     Raises ArgumentError for an unknown name or device and for `seconds` <= 0, DeviceError without a device.
     """
     exhibit, gpu = find(name), asked.ordinal(device)
@@ -49,20 +45,16 @@ def exhibit(
         raise ArgumentError(f"device {device!r}: exhibits run on a GPU: use device cuda, or cuda:N")
     asked.budget(seconds)
     cuda = Cuda(gpu)
-    session, stage = Session(cuda, len(exhibit.configs()), on_event, store), _Stage(cuda, exhibit)
+    session = Session(cuda, len(exhibit.configs()), on_event, store)
+    stage = _Stage(session, cuda, exhibit)
     for config in exhibit.configs():
         session.begin(f"{name}, {words(config)}")
         session.end(stage.measure(config, seconds))
     return session.run
 
 
-def predicted(exhibit: Exhibit) -> tuple[tuple[Config, Mapping[str, int]], ...]:
-    """Return the counts that the rules of the hardware predict for one launch of each config; no device is needed."""
-    return tuple((config, exhibit.show.counts(exhibit.show.n, config)) for config in exhibit.configs())
-
-
 def emulated_exhibit(
-    name: str, n: int = EMULATED, device: str = "h200", on_config: OnStep[EmulatedExhibit] = lambda *_: None
+    name: str, n: int = EMULATED, device: str = "h200", on_config: OnStep[EmulatedExhibit] = ignore
 ) -> tuple[EmulatedExhibit, ...]:
     """Run an exhibit's kernel on the emulator at each config, check it, and return its counters and the predicted ones.
 
@@ -140,8 +132,8 @@ def words(config: Config) -> str:
 class _Stage:
     """An exhibit's arrays on the device."""
 
-    def __init__(self, cuda: Cuda, exhibit: Exhibit) -> None:
-        self._cuda, self._exhibit = cuda, exhibit
+    def __init__(self, session: Session, cuda: Cuda, exhibit: Exhibit) -> None:
+        self._session, self._cuda, self._exhibit = session, cuda, exhibit
         ordinal = cuda.stream.ordinal
         self._host = numbers(exhibit.show.n)
         self._x, self._y = Memory(self._host.nbytes, ordinal), Memory(self._host.nbytes, ordinal)
@@ -149,7 +141,7 @@ class _Stage:
 
     def measure(self, config: Config, seconds: float) -> Measurement:
         """One config, checked and timed, or refused with the reason."""
-        show, cuda, name = self._exhibit.show, self._cuda, self._exhibit.name
+        show, name = self._exhibit.show, self._exhibit.name
         plain = measurements.blank(EXHIBIT.suite, name, Work(1, show.n, 1, "f32", "f32"), 0, config=dict(config))
         moved = 4 * (show.n + show.results(show.n, config))
         plain = replace(plain, flops=show.operations(show.n, config), bytes=moved)
@@ -159,11 +151,10 @@ class _Stage:
             return replace(plain, refused=str(refused))
         error = self._error(config)
         parent = [self._contestant(find(self._exhibit.parent), config)] if self._exhibit.parent else []
-        cuda.clock()
-        comparison = timing.compare([own, *parent], seconds)
+        comparison, clock = self._session.compare([own, *parent], seconds, 0)
         note = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in show.counts(show.n, config).items())
         done = measurements.timed(plain, comparison.timings[own.name], comparison.versus)
-        return replace(done, error=error, checked=True, note=note, clock_mhz=cuda.clock())
+        return replace(done, error=error, checked=True, note=note, clock_mhz=clock)
 
     def _contestant(self, exhibit: Exhibit, config: Config) -> Contestant:
         stream = self._cuda.stream

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,43 +74,20 @@ class Experiment:
         """Its name as text: "square f32"."""
         return self.name.replace("_", " ")
 
-    def command(self, device: str = "", dtype: str = "", store: str = "") -> str:
-        """Return the command line that takes its records: on its default device and element type unless given.
 
-        >>> sweep("size").command("cuda", "f16")
-        'gemmery sweep size --device cuda --dtype f16'
-        """
-        other = device in self.devices[1:]
-        dtype = self.dtype and (dtype or self.dtype)
-        options = {"--device": device if other else "", "--dtype": dtype if dtype != "f32" else "", "--store": store}
-        return " ".join(["gemmery", self.arguments, *(f"{name} {value}" for name, value in options.items() if value)])
-
-
-def built_in(
-    name: str,
-    title: str,
-    axis: Mapping[str, Any],
-    table: str,
-    figures: Sequence[str] = ("sweep",),
-    arguments: str = "",
-    dtype: str = "",
-    rungs: Sequence[str] = (),
-    values: Sequence[int] = (),
-    **devices: Mapping[str, Sequence[Any]],
-) -> Experiment:
+def built_in(name: str, axis: Mapping[str, Any], **entry: Any) -> Experiment:
     """Return the experiment of an entry of experiments.toml; `rungs` and `values` are those of every device."""
-    points = {}
-    for device, row in devices.items():
+    varied, points = Axis(**axis), {}
+    rungs, values = entry.pop("rungs", ()), entry.pop("values", ())
+    for device in [key for key in entry if key in ("cpu", "cuda", "emulator")]:
+        row = entry.pop(device)
         words = [rung.split() for rung in row.get("rungs", rungs)]
-        variants = tuple(
-            (rung, {key: int(n) for key, n in (each.split("=") for each in keys)}) for rung, *keys in words
-        )
+        variants = tuple((rung, {key: int(n) for key, n in (x.split("=") for x in keys)}) for rung, *keys in words)
         points[device] = Points(variants, tuple(row.get("sizes", ())), tuple(row.get("values", values)))
-    varied, kinds = Axis(**axis), tuple(figures)
-    if not (varied.key or varied.side):
-        return Experiment(name, name, title, varied, arguments or name, table, kinds, points, dtype)
-    sweep, command = f"sweep_{name}", f"sweep {name}"
-    return Experiment(name, sweep, title, varied, command, table, kinds, points, dtype or "f32")
+    sweep = {"suite": f"sweep_{name}", "arguments": f"sweep {name}", "dtype": "f32"}
+    usual = sweep if varied.key or varied.side else {"suite": name, "arguments": name}
+    fields: dict[str, Any] = {**usual, **entry, "figures": tuple(entry.get("figures", ("sweep",)))}
+    return Experiment(name, axis=varied, points=points, **fields)
 
 
 _ENTRIES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -139,8 +116,8 @@ def sweep(name: str) -> Experiment:
 def find(suite: str) -> Experiment:
     """Return the experiment whose records have this suite; a suite of a user's own for any other name.
 
-    >>> find("sweep_tile").axis.label, find("small").command()
-    ('side of a tile', 'gemmery bench small')
+    >>> find("sweep_tile").axis.label, find("small").arguments
+    ('side of a tile', 'bench small')
     """
     for experiment in BUILT_IN:
         if experiment.suite == suite:
@@ -158,10 +135,3 @@ def find(suite: str) -> Experiment:
 def of(measurement: Measurement) -> Experiment:
     """Return the experiment that a record belongs to."""
     return find(measurement.suite)
-
-
-def every() -> tuple[Experiment, ...]:
-    """Return all experiments that come with gemmery."""
-    from gemmery_lab.measure import suite as suites
-
-    return (*BUILT_IN, *map(find, suites.names()))

@@ -47,11 +47,7 @@ Result = str | tuple[str, bool, str]  # the value alone, or with `ok` and `advic
 
 
 def doctor() -> tuple[Diagnosis, ...]:
-    """Check the CPU, its caches and cores, NumPy's BLAS, the environment, the cache folder, CUDA and its devices.
-
-    >>> [finding.name for finding in doctor() if not finding.ok]  # doctest: +SKIP
-    ['environment']
-    """
+    """Check the CPU, its caches and cores, NumPy's BLAS, the environment, the cache folder, CUDA and its devices."""
     findings = []
     for name, examine in {**_EXAMINED, **_gpus()}.items():
         try:
@@ -81,7 +77,6 @@ def _instruction_set() -> Result:
 
 
 def _tile_unit() -> Result:
-    """Tell whether the CPU has a tile unit (AMX), and whether the system grants its registers."""
     advice = target.without_tiles()
     if not advice:
         return "Intel AMX, granted by the system: products of bfloat16 and 8-bit integers run on it"
@@ -100,7 +95,6 @@ def _cores() -> Result:
 
 
 def _table() -> Result:
-    """Tell which table of `gemmery tune` is in use."""
     usual = target.modeled(target.host())._asdict()
     own = tuned.table(target.described(target.host()), usual)
     if not own.path:
@@ -114,7 +108,7 @@ def _load() -> Result:
     busy, cores = load.watch(), target.cores()
     value = f"other processes use {busy:.2f} of {cores} core{'s' * (cores != 1)}"
     if busy > load.limit(cores):
-        return value, True, "machine is busy: timings will be noisy, and ratios will be shown as ranges"
+        return value, False, "machine is busy: timings will be noisy, and ratios will be shown as ranges"
     return value
 
 
@@ -129,10 +123,8 @@ def _numpy_blas() -> Result:
     value = f"NumPy {np.__version__}, {libraries.blas()}"
     narrow = any(f"{name} kernels" in value for name in ("Haswell", "Zen", "Sandybridge", "Nehalem", "Prescott"))
     if narrow and "avx512f" in target.host().features:
-        advice = (
-            "NumPy does not use AVX-512 here; OPENBLAS_CORETYPE=SKYLAKEX enables it, and `gemmery bench` measures both"
-        )
-        return value, False, advice
+        advice = "OPENBLAS_CORETYPE=SKYLAKEX enables it, and `gemmery bench` measures both"
+        return value, False, f"NumPy does not use AVX-512 here; {advice}"
     return value
 
 
@@ -167,11 +159,7 @@ def _cache_folder() -> Result:
 
 
 def prune() -> Diagnosis:
-    """Remove from the cache what this version of gemmery does not read, and tell how much it was.
-
-    >>> prune()  # doctest: +SKIP
-    Diagnosis(name='pruned', value='12 entries (1.4 MiB) removed from ~/.cache/gemmery', ok=True, advice='')
-    """
+    """Remove from the cache what this version of gemmery does not read, and tell how much it was."""
     folder = config.cache_dir()
     if folder is None or not os.path.exists(folder):
         return Diagnosis("pruned", "there is no cache folder")
@@ -227,7 +215,6 @@ def _installed(name: str, missing: str) -> Result:
 
 
 def _product() -> Result:
-    """Run and check one small product."""
     a = np.random.default_rng(0).standard_normal((33, 33), np.float32)
     return _verdict(measurements.error(gemmery.matmul(a, a), a, a, float), "CPU")
 
@@ -270,7 +257,6 @@ def _device(ordinal: int) -> Result:
 
 
 def _product_on(ordinal: int) -> Result:
-    """Run and check one small product on a device."""
     resident = Resident(Work(33, 33, 33, "f32", "f32"), driver.Stream(ordinal))
     rung = find(CUDA, "simt_smem")
     put = on_cuda.build(rung, rung.default, resident)
@@ -278,7 +264,6 @@ def _product_on(ordinal: int) -> Result:
 
 
 def _cublas() -> Result:
-    """Check for libraries to compare with on a GPU."""
     reasons = [rival.missing() for rival in cublas.RIVALS]
     there = [rival.runs for rival, reason in zip(cublas.RIVALS, reasons, strict=True) if not reason]
     if there:

@@ -47,11 +47,9 @@ class HostStage(CudaStage):
     """The operands of a work, on which the time until a call returns is taken."""
 
     def product(self, config: Config, threads: int = 0) -> Runnable:
-        """Take `gemmery.matmul`."""
         return Runnable(lambda: _warm(torch_operands.own_calls(self.resident, product(self.resident.work))))
 
     def rival(self, opponent: cublas.Caller) -> Runnable:
-        """Take the library's function."""
         return Runnable(lambda: _warm(opponent.calls(self.resident)), note=opponent.runs)
 
 
@@ -131,8 +129,6 @@ def chain(
     A record's time is that of one step, a sum and a product. All data stay on the device; each chain begins with the
     same A. `seconds` is the time for one size, shared by all contestants; `store` is as in `bench`.
 
-    >>> run = chain([2048], repeats=10)  # doctest: +SKIP
-
     Raises ArgumentError for a size or a number of steps below 1 and for the CPU; DeviceError if there is no GPU.
     """
     gpu = asked.ordinal(device)
@@ -177,8 +173,7 @@ def _measured(session: Session, cuda: Cuda, work: Work, repeats: int, seconds: f
 class ChainOperands:
     """A, B, A + B and R on a device, and the initial A of a chain.
 
-    With standard normal numbers R would grow quadratically in each step; with a small A and a variance of B just below
-    1 / n it keeps its size.
+    Standard normal numbers would square R's size in each step; a small A and a variance of B just below 1 / n keep it.
     """
 
     def __init__(self, work: Work, stream: Stream) -> None:
@@ -193,15 +188,8 @@ class ChainOperands:
         self._memory.write(self.a, 4 * self._size)
         self._memory.write(self.b, self._size)
         driver.synchronize(stream.ordinal)
-        self.views = tuple(self._view(index, work.dtype) for index in range(4))
-
-    def _view(self, index: int, dtype: str) -> View:
-        place, device = self._memory.pointer + index * self._size, f"cuda:{self.stream.ordinal}"
-        return View(place, self.a.shape, self.a.strides, dtype, device, self.stream.handle, True, self._memory)
-
-    def read(self, array: np.ndarray[Any, Any], index: int) -> None:
-        """Copy one of the views to the host."""
-        self._memory.read(array, index * self._size)
+        layout = self.a.shape, self.a.strides, work.dtype, f"cuda:{stream.ordinal}", stream.handle, True, self._memory
+        self.views = tuple(View(self._memory.pointer + index * self._size, *layout) for index in range(4))
 
     def begin(self) -> None:
         """Restore the initial A, on the stream."""
@@ -217,8 +205,8 @@ class ChainOperands:
         put(0)
         self.stream.synchronize()
         total, r = (np.empty(self.a.shape, self.a.dtype) for _ in range(2))
-        self.read(total, 2)
-        self.read(r, 3)
+        self._memory.read(total, 2 * self._size)
+        self._memory.read(r, 3 * self._size)
         if not np.array_equal(total, self.a + self.b):
             return WRONG
         return compared(r, self.a, total, bound)

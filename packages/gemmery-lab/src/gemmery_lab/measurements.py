@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from gemmery import verify
-from gemmery.ladder.rung import Rung
+from gemmery.ladder.rung import Growth, Rung
 from gemmery.problem import Config
 from gemmery_lab.measure.record import MachineRecord, Measurement
 from gemmery_lab.measure.timing import Comparison, Contestant, Ratio, Rival, Sample, Timing
@@ -28,6 +28,9 @@ class MachineLimits(NamedTuple):
     copy: float = 0.0
 
 
+UNMEASURED = MachineLimits()
+
+
 def blank(suite: str, kernel: str, work: Work, threads: int, **known: Any) -> Measurement:
     """Return a record of `kernel` on `work` without times, as for a refusal."""
     same = ("m", "n", "k", "dtype", "out", "batch", "case", "precision")
@@ -38,10 +41,7 @@ def blank(suite: str, kernel: str, work: Work, threads: int, **known: Any) -> Me
 
 
 def timed(
-    plain: Measurement,
-    timing: Timing,
-    versus: Mapping[str, Ratio] | None = None,
-    limits: MachineLimits = MachineLimits(),  # noqa: B008 (a constant)
+    plain: Measurement, timing: Timing, versus: Mapping[str, Ratio] | None = None, limits: MachineLimits = UNMEASURED
 ) -> Measurement:
     """Return the record with its times, its ratios to others, and the limits measured in the same run."""
     ratios = versus or {}
@@ -68,7 +68,7 @@ def too_slow(predicted: float, limit: float) -> str:
     return "" if predicted <= limit else f"{SLOW} {predicted:.2g} s a call, above the limit of {limit:g} s"
 
 
-def error(c: Any, a: Any, b: Any, bound: Callable[[int], float], normwise: bool = False) -> float:
+def error(c: Any, a: Any, b: Any, bound: Growth, normwise: bool = False) -> float:
     """Return the largest |c - reference| over its bound; vectors are checked as matrices of one column.
 
     Above 2e8 operations only some rows are compared: the extended-precision reference runs at 0.3 GFLOP/s.

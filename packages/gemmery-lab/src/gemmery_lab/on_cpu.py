@@ -37,7 +37,6 @@ class CpuStage:
         self.arrays = operands(work)
 
     def rung(self, rung: Rung, config: Config, threads: int) -> Runnable:
-        """Build a rung for the operands."""
         if reason := rung.refusal(self.work.problem):
             raise RefusedError(reason)
         kernel = rung.build(self.work.problem, config)

@@ -23,7 +23,7 @@ from gemmery.cuda.nvml import Monitor
 from gemmery.dtypes import Array
 from gemmery.errors import DeviceError, RefusedError
 from gemmery.keywords import ACTIVATIONS
-from gemmery.ladder.rung import Rung
+from gemmery.ladder.rung import Growth, Rung
 from gemmery.limits import Bandwidth, device_limits
 from gemmery.limits.device_limits import Put, replays
 from gemmery.problem import Config
@@ -43,6 +43,7 @@ NO_RIVAL = "no cuBLAS to compare with: pip install torch, or cupy-cuda13x"
 EPILOGUES = ("bias", *ACTIVATIONS)  # options of gemmery's product in suites, as "gm.matmul bias=1 gelu=1"
 GROUPED = "gm.grouped_matmul"
 NO_OPTIONS: Config = MappingProxyType({})
+Clock = Callable[[], float]  # returns seconds
 SMALL = 16  # a side that every rung for matrices takes
 SHARE = 0.6  # seconds for one comparison of a rung, cuBLAS and the rung's parent
 BURST = 0.025  # seconds of a sample, in the middle of which clock and power are read
@@ -59,7 +60,6 @@ class CudaStage:
         self.resident = backend.resident(work)
 
     def rung(self, rung: Rung, config: Config, threads: int = 0) -> Runnable:
-        """Build a rung for the operands."""
         return self._entry(build(rung, config, self.resident), rung)
 
     def product(self, config: Config, threads: int = 0) -> Runnable:
@@ -123,7 +123,6 @@ class Cuda(Backend):
         return CudaStage(self, work)
 
     def resident(self, work: Work) -> Resident:
-        """Copy the operands of a work to the device."""
         return Resident(work, self.stream)
 
     def sampler(self, put: Put, sets: int) -> Sample:
@@ -215,11 +214,7 @@ def product_for(rung: Rung, n: int, like: Work, device: str) -> Work:
 
 
 def race(
-    contestants: Sequence[Contestant],
-    monitor: Monitor,
-    turn: float,
-    rounds: int = TURNS,
-    now: Callable[[], float] = time.monotonic,
+    contestants: Sequence[Contestant], monitor: Monitor, turn: float, rounds: int = TURNS, now: Clock = time.monotonic
 ) -> Race:
     """Let contestants take turns of `turn` seconds, in an order drawn in each round; the start of each does not count.
 
@@ -246,7 +241,7 @@ def race(
     return Race(timing.tally(seconds), power, clock)
 
 
-def _turn(contestant: Contestant, inner: int, turn: float, monitor: Monitor, now: Callable[[], float]) -> float:
+def _turn(contestant: Contestant, inner: int, turn: float, monitor: Monitor, now: Clock) -> float:
     """Return the seconds of a call in a turn after its beginning, during which clock and power are recorded."""
     start, total, count = now(), 0, 0
     counts = False
@@ -262,7 +257,7 @@ def _turn(contestant: Contestant, inner: int, turn: float, monitor: Monitor, now
     return total / count / 1e9
 
 
-def error(resident: Resident, run: Callable[[], None], bound: Callable[[int], float]) -> float:
+def error(resident: Resident, run: Callable[[], None], bound: Growth) -> float:
     """Return the largest |C - reference| over its bound after `run`, which computes the first set of operands.
 
     C is filled with what no product has first. An element outside its bound gives more than 1, an unwritten one WRONG.
@@ -281,13 +276,7 @@ def error(resident: Resident, run: Callable[[], None], bound: Callable[[int], fl
 
 
 def compared(
-    c: Array,
-    a: Array,
-    b: Array,
-    bound: Callable[[int], float],
-    precision: str = "",
-    factors: tuple[Array, ...] = (),
-    share: float = 1.0,
+    c: Array, a: Array, b: Array, bound: Growth, precision: str = "", factors: Sequence[Array] = (), share: float = 1.0
 ) -> float:
     """Return the largest error of C = A B over its bound; each is a batch of matrices.
 

@@ -42,11 +42,11 @@ from gemmery_emulator.pace.warp_timeline import WarpTimeline
 from gemmery_emulator.trace import Trace
 from gemmery_emulator.trace.selection import select
 from gemmery_lab import asked, experiments, measurements
-from gemmery_lab.climb import Conditions, RungPlan, element, planned
+from gemmery_lab.climb import RungPlan, element, planned
 from gemmery_lab.emulated_product import EmulationOptions, Gemm, launch_of, problem_of, product_bytes, run_rung, strided
 from gemmery_lab.experiments import LADDER
 from gemmery_lab.measure import record
-from gemmery_lab.measure.record import Measurement, OnStep, RunSteps
+from gemmery_lab.measure.record import Measurement, OnStep, RunSteps, ignore
 from gemmery_lab.measure.work import Work, operands
 from gemmery_lab.rung_counts import EmulatedLadder, EmulatedRung, PredictedRung, RungCounts
 
@@ -60,21 +60,17 @@ SLACK = 1 << 16  # bytes after the workspace
 CHECKOUT = Path(__file__).resolve().parents[4] / "benchmarks" / "results"
 
 T = TypeVar("T", bound=EmulatedRung | PredictedRung)
+OnRung = OnStep[EmulatedRung]
 
 
 def emulated_ladder(
-    rungs: Sequence[str] = (),
-    sizes: Sequence[int] = (),
-    dtype: str = "",
-    device: str = "",
-    on_rung: OnStep[EmulatedRung] = lambda *_: None,
+    rungs: Sequence[str] = (), sizes: Sequence[int] = (), dtype: str = "", device: str = "", on_rung: OnRung = ignore
 ) -> EmulatedLadder:
     """Run the GPU's ladder on the emulator: square products, checked, with the counters of a profiler.
 
-    `rungs` are names, all by default. `sizes` defaults to those of `experiments.LADDER`. `dtype` defaults to f32, or to
-    a rung's first type where it does not take f32; with a `dtype`, rungs that do not take it are left out unless they
-    are named. `device` is the card of cuda/device.py to compile for, whose limits count; it defaults to "h200". A rung
-    that takes no squares gets a row and a matrix whose columns are contiguous.
+    `rungs` are names, all by default. `dtype` defaults to f32, or to a rung's first type where it does not take f32;
+    with a `dtype`, rungs that do not take it are left out unless they are named. `device` is the card to compile for,
+    whose limits count, by default "h200". A rung that takes no squares gets a row and a matrix of contiguous columns.
 
     >>> run = emulated_ladder(["simt_uncoalesced"], [64], device="a100")
     >>> run.rungs[0].counts.load_sectors_a_request
@@ -84,7 +80,7 @@ def emulated_ladder(
     an unknown rung, dtype or device, or a size that is not in 1 ... 1024.
     """
     card = asked.emulated_card(device)
-    return _emulated(card, planned(LADDER, rungs, sizes, dtype, Conditions(card.name), "emulator"), on_rung)
+    return _emulated(card, planned(LADDER, rungs, sizes, dtype, card.name, kind="emulator"), on_rung)
 
 
 def emulated_sweep(
@@ -93,12 +89,11 @@ def emulated_sweep(
     sizes: Sequence[int] = (),
     dtype: str = "f32",
     device: str = "",
-    on_rung: OnStep[EmulatedRung] = lambda *_: None,
+    on_rung: OnRung = ignore,
 ) -> EmulatedLadder:
     """Count a sweep over a key of GPU rungs ("threads", "tile" or "stages") on the emulator, which needs no GPU.
 
-    A record's `rung` includes its config: "simt_smem tile=8". `sizes` is one size, by default that of the experiment;
-    `device` is a card.
+    A record's `rung` includes its config: "simt_smem tile=8". `sizes` is one size.
 
     >>> [one.rung for one in emulated_sweep("tile", sizes=[32]).rungs][:2]
     ['simt_smem tile=2', 'simt_smem tile=4']
@@ -106,7 +101,7 @@ def emulated_sweep(
     Raises ArgumentError as `sweep` does, and for an experiment without a key.
     """
     varied, card = experiments.sweep(experiment), asked.emulated_card(device)
-    plan = planned(varied, rungs, sizes, dtype, Conditions(card.name), "emulator")
+    plan = planned(varied, rungs, sizes, dtype, card.name, kind="emulator")
     return _emulated(card, plan, on_rung, varied.axis.key)
 
 
@@ -115,7 +110,7 @@ def predicted_ladder(
     sizes: Sequence[int] = (),
     dtype: str = "",
     card: str = "h200",
-    on_rung: OnStep[PredictedRung] = lambda *_: None,
+    on_rung: OnStep[PredictedRung] = ignore,
     processes: int = 1,
 ) -> tuple[PredictedRung, ...]:
     """Predict the times of the GPU's ladder on a card, next to its records where there are some.
@@ -131,7 +126,7 @@ def predicted_ladder(
     Raises DeviceError for a card whose latencies are not known, ArgumentError for an unknown rung or dtype.
     """
     device, lengths = pipes_of(card)[0], asked.sides(sizes or (SIZE,))
-    plan = planned(LADDER, rungs, (), dtype, Conditions(card), "emulator")
+    plan = planned(LADDER, rungs, (), dtype, card, kind="emulator")
     known = {_key(each): each for each in recorded(device)}
     in_bf16 = {(each.kernel, each.n) for each in known.values() if each.dtype == "bf16"}
 
@@ -171,7 +166,7 @@ class RungTask:
     config: Config
 
 
-def _emulated(card: Device, plan: RungPlan, on_rung: OnStep[EmulatedRung], key: str = "") -> EmulatedLadder:
+def _emulated(card: Device, plan: RungPlan, on_rung: OnRung, key: str = "") -> EmulatedLadder:
     """Check and count the rungs of a plan; a `key` of their config is part of their names."""
 
     def look(task: RungTask) -> EmulatedRung:
@@ -230,8 +225,7 @@ def emulated_rung(rung: Rung, work: Work, card: Device, config: Mapping[str, int
     drawn = select(trace, steps, "")
     counts, bound = RungCounts.of(together), rung.bound_of(problem.dtype, problem.precision)
     rounding = measurements.TF32 if problem.precision == "tf32" else 0.0  # of A and B to 10 bits of fraction
-    codes = (nvrtc.ptx(each.source, each.kernel, card.arch) for each in launch_of(rung, problem, full).launches)
-    on = unit(work.dtype, (opcode for code in codes for opcode in sass.ptx_counts(code.text)))
+    on = _unit(launch_of(rung, problem, full), work, card)
     limits = roofs(card, on, counts.flops, counts.sectors, counts.wavefronts, counts.warp_instructions)
     times: dict[str, Any] = {f"{name}_seconds": seconds for name, seconds in limits.items()}
     return replace(
@@ -294,9 +288,7 @@ def sources() -> str:
     return cache.digest(*(part for file in files for part in (os.fsencode(file.name), file.read_bytes()))).hex()
 
 
-def predicted_rung(
-    rung: Rung, work: Work, device: Device, pipes: Pipes, config: Mapping[str, int] | None = None
-) -> PredictedRung:
+def predicted_rung(rung: Rung, work: Work, device: Device, pipes: Pipes, config: Config | None = None) -> PredictedRung:
     """Predict one rung; the reason why it cannot be is in `refused`."""
     full = {**rung.default, **(config or {})}
     row = PredictedRung(rung.name, work.m, work.n, work.k, work.precision or work.dtype, rung.explicit(full))
@@ -311,9 +303,12 @@ def predicted_rung(
         ]
     except (EmulationError, RefusedError) as refused:
         return replace(row, refused=str(refused))
-    codes = (nvrtc.ptx(each.source, each.kernel, device.arch) for each in geometry.launches)
-    on = unit(work.dtype, (opcode for code in codes for opcode in sass.ptx_counts(code.text)))
-    return replace(row, prediction=reduce(add, predictions), unit=on)
+    return replace(row, prediction=reduce(add, predictions), unit=_unit(geometry, work, device))
+
+
+def _unit(geometry: Geometry, work: Work, device: Device) -> str:
+    codes = (nvrtc.ptx(each.source, each.kernel, device.arch).text for each in geometry.launches)
+    return unit(work.dtype, (opcode for code in codes for opcode in sass.ptx_counts(code)))
 
 
 def _overlaps(geometry: Geometry, device: Device) -> bool:

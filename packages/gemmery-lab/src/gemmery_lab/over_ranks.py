@@ -88,7 +88,6 @@ class TorchClock(RankClock):
     """The ranks that torchrun started: on GPUs with NCCL, else with Gloo."""
 
     def __init__(self, device: str) -> None:
-        """Join the group of all ranks."""
         import torch
         import torch.distributed as dist
 
@@ -106,7 +105,6 @@ class TorchClock(RankClock):
         super().__init__("nccl" if on_gpu else "gloo", self.dist.get_rank(), self.dist.get_world_size(), links)
 
     def slowest(self, seconds: float) -> float:
-        """Wait for all ranks and return the largest of their numbers."""
         number = self.torch.tensor(seconds, dtype=self.torch.float64, device=self.device)
         self.dist.all_reduce(number, self.dist.ReduceOp.MAX)
         return float(number.item())
@@ -163,7 +161,6 @@ class MpiClock(RankClock):
     """The ranks that mpiexec started."""
 
     def __init__(self) -> None:
-        """Take all ranks."""
         from mpi4py import MPI
 
         self.mpi: Any = MPI
@@ -172,7 +169,6 @@ class MpiClock(RankClock):
         super().__init__("mpi", self.comm.Get_rank(), self.comm.Get_size(), " ".join(library.split()))
 
     def slowest(self, seconds: float) -> float:
-        """Wait for all ranks and return the largest of their numbers."""
         return float(self.comm.allreduce(seconds, self.mpi.MAX))
 
     def products(self, n: int, dtype: str) -> dict[str, Callable[[], Any]]:
@@ -218,8 +214,7 @@ def distributed(
 ) -> Run:
     """Time products of squares of each size over the ranks of torchrun or mpiexec; every rank calls it.
 
-    A record's note holds the number of ranks, what links them, how much of the transfers was hidden, and the predicted
-    time. Only the first rank stores.
+    A record's note holds the ranks, what links them, how much of the transfers was hidden, and the predicted time.
 
     Raises ArgumentError for a size that the ranks do not divide, or if there is one rank alone.
     """

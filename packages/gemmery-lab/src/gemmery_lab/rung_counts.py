@@ -104,7 +104,6 @@ class EmulatedRung:
 
     @property
     def limit(self) -> str:
-        """The name of the longest roof."""
         return max(self.roofs, key=lambda name: self.roofs[name])
 
     @property

@@ -43,8 +43,7 @@ SUSTAINED_ABOVE = 2 * 4096**3  # operations of a product: up to it a device does
 class Session(RunSteps[Measurement]):
     """The records of one run on a backend; a context manager that ends what the run started.
 
-    `store` is a folder: each measurement is appended to the machine's file at once, so that an interrupted run keeps
-    its records.
+    `store` is a folder: each measurement is appended to the machine's file at once, so an interrupted run keeps them.
     """
 
     def __init__(self, backend: Backend, total: int, on_event: OnEvent, store: Path | None = None) -> None:
@@ -322,7 +321,6 @@ class CallStage(CpuStage):
         return Runnable(lambda: sample, error, note)
 
     def rival(self, opponent: RivalProcess) -> Runnable:
-        """Take the library's expression."""
         opponent.prepare(self.work)
         return Runnable(lambda: opponent.sample, note=opponent.runs)
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from gemmery import config, dtypes
 from gemmery.cpu import target
+from gemmery.cpu import threads as cpu_threads
 from gemmery.errors import GemmeryError, RefusedError
 from gemmery_lab import asked, measurements
 from gemmery_lab.climb import estimate
@@ -48,11 +49,9 @@ def bench(
     `suites` are names ("small", "square_f32", ...) or paths of .toml files; () takes all suites of the device.
     `rivals` are names ("numpy", "torch", "cublas", ...) that replace the suites' own; () takes those that a suite
     names, or all that are installed if it names none. Installed rivals that are left out are recorded as refused.
-    `threads` replaces the suites' number of threads, 0 keeps it. `seconds` is the time for one product, shared by all
-    contestants. `store` is a folder: records are appended to <store>/<machine>.jsonl as they are taken, so that an
-    interrupted run keeps what it has. `device` "" is the one that the suites are for; "cuda:1" is the second GPU.
-
-    >>> run = bench(["square_f32"], seconds=1.0)  # doctest: +SKIP
+    `threads` replaces the suites' own, 0 keeps them. `seconds` is the time for one product, shared by all contestants.
+    `store` is a folder: records are appended to <store>/<machine>.jsonl as they are taken. `device` "" is the one that
+    the suites are for; "cuda:1" is the second GPU.
 
     Raises ArgumentError for an unknown suite or rival, for rivals of suites that have none, for a suite file with a
     wrong key, and for suites of several devices; DeviceError if there is no such device.
@@ -79,10 +78,11 @@ def bench(
 
 
 def _counts(suite: Suite, threads: int) -> tuple[int, ...]:
-    """Return the numbers of threads with which a suite runs, each once; 0 on a GPU."""
+    """Return the numbers of threads with which a suite runs, each once; 0 on a GPU. Raises ArgumentError."""
     if suite.device != "cpu":
         return (0,)
-    return (threads,) if threads else tuple(dict.fromkeys(count or target.cores() for count in suite.threads))
+    counts = [cpu_threads.checked(threads)] if threads else [count or target.cores() for count in suite.threads]
+    return tuple(dict.fromkeys(counts))
 
 
 def expected(suites: Sequence[Suite], threads: int, seconds: float) -> str:

@@ -35,6 +35,7 @@ from gemmery_lab.measure import record, timing
 from gemmery_lab.measure.timing import Contestant, Sample
 from gemmery_lab.measure.work import Work, operands
 
+OnQuestion = Callable[[str, int, int], None]  # what begins, how many are answered, of how many
 LEAST_GAIN = 0.01  # of the time: less is no reason for another constant
 FILLED = 0.8  # of the time is planned for: the shortest races of slow products take longer than their share
 BUSY = 3  # times the spread that a gain must be on a machine that others use
@@ -263,7 +264,6 @@ class _Journal:
         return [Score(*(row[name][at] for name in _LISTS)) for row in rows]
 
     def add(self, candidates: Sequence[Constants], scores: Sequence[Score], at: int) -> None:
-        """Keep the scores of a round."""
         for each, score in zip(candidates, scores, strict=True):
             key = ",".join(map(str, each))
             old, new = self.rounds.get(key, _NOTHING), zip(_LISTS, (score.time, score.spread, score.busy), strict=True)
@@ -273,14 +273,10 @@ class _Journal:
         self.write(self.path, {})
 
     def write(self, path: Path, constants: dict[str, float]) -> None:
-        """Write a table."""
         keys, rows = Constants._fields, [target.modeled(self._host)._asdict(), *self.rounds.values()]
         products = {each.name: [str(probe) for probe in each.probes] for each in self._questions}
-        own = {
-            "machine": tuned.versioned(target.described(self._host)),
-            "constants": constants,
-            "written": record.now(),
-        }
+        machine = tuned.versioned(target.described(self._host))
+        own = {"machine": machine, "constants": constants, "written": record.now()}
         table = {
             "schema_version": "1.1.0",
             "device_name": self._host.cpu,
@@ -304,21 +300,12 @@ def _is_whole(key: str, row: dict[str, Any]) -> bool:
     return whole and key == ",".join(str(row[field]) for field in Constants._fields)
 
 
-def tune(
-    minutes: float = 10.0,
-    fresh: bool = False,
-    on_step: Callable[[str, int, int], None] = lambda what, done, total: None,
-) -> Tuning:
+def tune(minutes: float = 10.0, fresh: bool = False, on_step: OnQuestion = record.ignore) -> Tuning:
     """Measure the constants of this machine for at most about so many minutes, and write its table.
 
     Questions that take least come first; one for which the time is too short keeps the model's constants. If all are
     kept there is no table, unless the package has one, and an older one of this machine is removed: to read one takes a
-    first product 4 ms. A run
-    that was interrupted goes on where it was, unless `fresh`. `on_step` hears what begins, and how many questions are
-    answered, of how many.
-
-    >>> tune(0.2).seconds < 15  # doctest: +SKIP
-    True
+    first product 4 ms. A run that was interrupted goes on where it was, unless `fresh`. `on_step` hears of each.
 
     Raises ArgumentError for minutes that are not above 0, and where there is no home folder.
     """

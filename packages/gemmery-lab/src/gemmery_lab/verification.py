@@ -21,6 +21,7 @@ from gemmery.dtypes import Array
 from gemmery.epilogues.random_epilogues import of_text
 from gemmery.errors import ArgumentError, GemmeryError
 from gemmery_lab import asked
+from gemmery_lab.measure.record import ignore
 from gemmery_lab.measure.torch_operands import tensors_in as on_gpu
 from gemmery_lab.measure.work import BLOCK, numpy_dtype
 from gemmery_lab.random_products import (
@@ -77,11 +78,7 @@ class Verification:
 
 
 def verify(
-    products: int = 1000,
-    device: str = "cpu",
-    dtypes: Sequence[str] = (),
-    seed: int = 0,
-    on_product: OnProduct = lambda done, total: None,
+    products: int = 1000, device: str = "cpu", dtypes: Sequence[str] = (), seed: int = 0, on_product: OnProduct = ignore
 ) -> Verification:
     """Compute `products` random products and compare each with the reference, in NumPy and higher precision.
 
@@ -96,8 +93,7 @@ def verify(
     >>> verify(20, seed=1).ok
     True
 
-    Raises ArgumentError for an unknown device or type and for a wrong variable of the environment; DeviceError for a
-    GPU without PyTorch.
+    Raises ArgumentError for an unknown device or type and for a wrong variable; DeviceError for a GPU without PyTorch.
     """
     ordinal = asked.ordinal(device)
     kind = "cpu" if ordinal is None else "cuda"
@@ -222,7 +218,6 @@ def _computed_with_epilogue(p: RandomProduct, place: PlaceImage) -> tuple[refere
 
 
 def _call(p: RandomProduct, a: Any, b: Any, c: Any, vectors: Mapping[str, Any]) -> None:
-    """Call the product's function."""
     dtype = p.out if p.out != p.element and p.function != "gemm" else None
     settings = {"activation": p.activation, "dtype": dtype, "precision": p.precision, "semiring": p.semiring}
     options = {name: value for name, value in vectors.items() if value is not None}

@@ -1,5 +1,6 @@
 """Rivals in their own processes: they compute the product, in a clean environment, and end with their owner."""
 
+import contextlib
 import os
 import signal
 import time
@@ -28,7 +29,7 @@ WORKS = [
 
 @pytest.fixture(scope="module")
 def numpy_process():
-    with RivalProcess(libraries.find("numpy"), threads=1) as process:
+    with contextlib.closing(RivalProcess(libraries.find("numpy"), threads=1)) as process:
         yield process
 
 
@@ -113,12 +114,12 @@ def test_variables_that_steer_a_blas_do_not_reach_it(monkeypatch):
 
 def test_the_default_kernels_are_chosen_whatever_the_shell_exports(monkeypatch, numpy_process):
     monkeypatch.setenv("OPENBLAS_CORETYPE", "Prescott")
-    with RivalProcess(libraries.find("numpy"), threads=1) as process:
+    with contextlib.closing(RivalProcess(libraries.find("numpy"), threads=1)) as process:
         assert process.runs == numpy_process.runs
 
 
 def test_a_process_that_dies_is_reported_with_its_last_words():
-    with RivalProcess(libraries.find("numpy"), threads=1) as process:
+    with contextlib.closing(RivalProcess(libraries.find("numpy"), threads=1)) as process:
         os.kill(process._process.pid, signal.SIGKILL)
         with pytest.raises(GemmeryError, match="its process ended"):
             process.prepare(Work(4, 4, 4, "f32", "f32"))

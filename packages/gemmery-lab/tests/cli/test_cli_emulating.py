@@ -120,6 +120,9 @@ def test_a_file_with_a_byte_order_mark_runs_and_others_are_refused_in_words(fold
     (folder / "none.cu").write_text("int f() { return 1; }")
     assert cli.run(["emulate", "none.cu"]) == 2
     assert "none.cu has no kernel (no __global__ function): give a file that defines one" in capsys.readouterr().err
+    (folder / "empty.cu").write_text("")
+    assert cli.run(["emulate", "bom.cu", "--against", "empty.cu", "-k", "a::f", "-a", "f32[32]"]) == 1
+    assert "empty.cu has no kernel: it has no __global__ function" in capsys.readouterr().err
 
 
 def test_what_is_refused_late_prints_and_writes_nothing(folder, capsys):

@@ -44,7 +44,7 @@ def result(resident, index):
 def test_every_set_holds_the_operands_and_together_they_overflow_l2(stream, layout):
     work = Work(300, 200, 100, "f32", "f32", a_layout=layout, b_layout=layout)
     resident = Resident(work, stream)
-    assert resident.bytes >= L2_TIMES * driver.device(0).l2 or len(resident.sets) == MOST_SETS
+    assert resident._memory.size >= L2_TIMES * driver.device(0).l2 or len(resident.sets) == MOST_SETS
     kernel = build(find(CUDA, "simt_naive"), {"threads": 256}, resident)
     for index in (0, len(resident.sets) - 1):
         kernel(index)

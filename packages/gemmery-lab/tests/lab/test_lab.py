@@ -1,4 +1,4 @@
-"""What the commands do: the ladder, suites, sweeps and the doctor, on small products and made-up rungs."""
+"""What the commands do: the ladder, suites and sweeps, on small products and made-up rungs."""
 
 import math
 import pkgutil
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gemmery_lab as lab
-from gemmery import config, limits
+from gemmery import limits
 from gemmery.cpu import threads
 from gemmery.cuda.device import KNOWN
 from gemmery.errors import ArgumentError, GemmeryError
@@ -455,76 +455,6 @@ def test_a_first_call_that_fails_says_why():
         suites.run("1 / 0", Work(2, 2, 2, "f32", "f32"), 1, "/nowhere")
 
 
-def findings():
-    return {finding.name: finding for finding in lab.doctor()}
-
-
-def test_the_doctor_looks_at_everything_and_gives_advice_for_what_is_wrong():
-    found = findings()
-    assert {"cpu", "instruction set", "caches", "cores", "numpy blas", "environment", "cache folder"} <= set(found)
-    assert found["self-test"].ok, found["self-test"].advice
-    for finding in found.values():
-        assert finding.value
-        assert finding.ok or finding.advice
-
-
-@pytest.fixture
-def plain_environment(monkeypatch):
-    """No variable that steers a BLAS, whatever the shell exports."""
-    for name in config.distorting(libraries.STEERING):
-        monkeypatch.delenv(name)
-
-
-@pytest.mark.usefixtures("plain_environment")
-def test_the_doctor_sees_variables_that_distort(monkeypatch):
-    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    finding = findings()["environment"]
-    assert not finding.ok
-    assert "OPENBLAS_CORETYPE=Haswell" in finding.value
-    assert "unset OPENBLAS_CORETYPE:" in finding.advice
-
-
-@pytest.mark.usefixtures("plain_environment")
-def test_the_doctor_accepts_a_thread_count(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert findings()["environment"].ok
-
-
-def test_the_doctor_sees_a_cache_folder_that_others_can_write(monkeypatch, tmp_path):
-    tmp_path.chmod(0o777)
-    monkeypatch.setenv("GEMMERY_CACHE_DIR", str(tmp_path))
-    finding = findings()["cache folder"]
-    assert not finding.ok
-    assert "chmod 700" in finding.advice
-    tmp_path.chmod(0o700)
-    assert findings()["cache folder"].ok
-
-
-def test_the_doctor_names_a_cache_folder_that_is_a_link_or_a_file(monkeypatch, tmp_path):
-    real, link, file = tmp_path / "real", tmp_path / "link", tmp_path / "file"
-    real.mkdir(mode=0o700)
-    link.symlink_to(real)
-    file.touch()
-    monkeypatch.setenv("GEMMERY_CACHE_DIR", str(link))
-    finding = findings()["cache folder"]
-    assert not finding.ok
-    assert finding.value == f"{link}, a link"
-    assert f"links are not followed: set GEMMERY_CACHE_DIR={real}" in finding.advice
-    monkeypatch.setenv("GEMMERY_CACHE_DIR", str(file))
-    finding = findings()["cache folder"]
-    assert not finding.ok
-    assert finding.value == str(file)
-    assert "a folder that only you can write" in finding.advice
-
-
-def test_the_doctor_sees_more_threads_than_cores_and_values_that_are_none(monkeypatch):
-    monkeypatch.setenv("GEMMERY_NUM_THREADS", "4096")
-    assert not findings()["threads"].ok
-    monkeypatch.setenv("GEMMERY_NUM_THREADS", "many")
-    assert "'many'" in findings()["threads"].advice
-
-
 def test_a_ladder_that_is_interrupted_keeps_what_it_has(tmp_path):
     def interrupt(event):
         if event.measurement is not None and event.measurement.kernel == "scalar_reordered":
@@ -551,15 +481,6 @@ def test_the_rivals_load_is_our_own():
         assert one.backend.children() == ()
         process = one.backend.rival("numpy", 1)
         assert one.backend.children() == (process.pid,)
-
-
-@pytest.mark.parametrize(("busy", "advice"), [(0.1, ""), (1.7, "machine is busy: timings will be noisy")])
-def test_the_doctor_tells_a_busy_machine(monkeypatch, busy, advice):
-    monkeypatch.setattr(session.load, "watch", lambda: busy)
-    finding = findings()["load"]
-    assert finding.ok
-    assert finding.advice.startswith(advice)
-    assert bool(finding.advice) == bool(advice)
 
 
 def test_no_module_hides_a_public_name():

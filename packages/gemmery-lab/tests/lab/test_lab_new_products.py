@@ -14,8 +14,6 @@ from gemmery_lab.measure.processes import EMPTY, FIRST, MET, REST, WARM, WORST
 from gemmery_lab.measure.record import Run
 from gemmery_lab.measure.suite import load
 from gemmery_lab.measure.work import Work
-from gemmery_lab.report.sheet import table
-from gemmery_lab.report.suite_tables import overview
 from gemmery_lab.report.tables import sheets
 
 WORK = Work(8, 8, 8, "f32", "f32", batch=3, seed=5)
@@ -119,14 +117,6 @@ def test_a_sheet_has_a_row_for_each_state(monkeypatch):
     assert [cell.text for cell in sheet.rows[2]][2:4] == ["", ""]
     assert all(len(row) == len(sheet.head) for row in sheet.rows)
     assert sheet.notes == ("PyTorch did not run: only NumPy is timed in the same process",)
-
-
-def test_the_overview_has_a_row_for_each_state(monkeypatch):
-    sheet = overview(stored(monkeypatch), {"new_shapes": "New shapes"})
-    rows = sheet.rows
-    assert table(sheet).splitlines()[1].endswith("---: | :--- |")  # the last column has words
-    states = "nothing compiled", "kernels cached", "kernels cached, after the first product", "all shapes met before"
-    assert [row[0].text for row in rows] == [f"New shapes ({state})" for state in states]
 
 
 def test_a_suite_runs_new_processes_beside_numpy(monkeypatch, tmp_path):

@@ -31,13 +31,12 @@ def asked(monkeypatch):
     """What reaches the climb on a device: each call is kept, and answered with no records."""
     calls = []
 
-    def climb(experiment, rungs, sizes, dtype, how, shape):
-        like, ordinal = climbs.element(dtype), climbs.asked.ordinal(how.device)
-        product = shape or partial(product_for, like=like, device=how.device)
-        works = [str(product(rung, n)) for n in sizes for rung, _ in rungs[:1]]
-        calls.append(
-            (experiment.suite, [(rung.name, dict(config)) for rung, config in rungs], tuple(sizes), ordinal, works)
-        )
+    def climb(experiment, plan, on_event, store, shape):
+        device, variants = plan.device, plan.variants
+        product = shape or partial(product_for, like=climbs.element(plan.dtype), device=device)
+        works = [str(product(rung, n)) for n in plan.sizes for rung, _ in variants[:1]]
+        rungs = [(rung.name, dict(config)) for rung, config in variants]
+        calls.append((experiment.suite, rungs, plan.sizes, climbs.asked.ordinal(device), works))
         return Run(MACHINE, records.STARTED, ())
 
     monkeypatch.setattr(climbs, "climb", climb)

@@ -136,9 +136,8 @@ def tuning_in_words(tuning: Tuning) -> str:
 
     lines = []
     for each in tuning.outcomes:
-        changes = (
-            f"{key} {old:g}" + f" -> {each.after[key]:g}" * (old != each.after[key]) for key, old in each.before.items()
-        )
+        new = each.after
+        changes = (f"{key} {old:g}" + f" -> {new[key]:g}" * (old != new[key]) for key, old in each.before.items())
         result = "not measured: give it more --minutes"
         if each.score:
             as_before = "kept; the best other one takes " * (each.before == each.after)

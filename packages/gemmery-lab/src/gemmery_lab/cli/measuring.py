@@ -67,10 +67,10 @@ def ladder(
         reason = driver.missing() or None
     rung_names = parser.names(rungs)
     lengths, kind = parser.numbers("--sizes", sizes), where.kind if reason is None else "emulator"
-    from gemmery_lab.climb import Conditions, expected, meant, planned
+    from gemmery_lab.climb import expected, meant, planned
 
     type_ = dtype or ("" if kind == "emulator" else "f32")
-    plan = planned(LADDER, rung_names, lengths, type_, Conditions(str(where), threads, seconds), kind)
+    plan = planned(LADDER, rung_names, lengths, type_, str(where), threads, seconds, kind)
     output = parser.Output(json, html, no_html)
     lengths = plan.sizes if lengths else ()
     if kind == "emulator":
@@ -245,7 +245,7 @@ def sweep(
 
     Sweeps of a GPU rung's config also run on the emulator, which counts accesses instead of measuring times.
     """
-    from gemmery_lab.climb import Conditions, expected, planned
+    from gemmery_lab.climb import expected, planned
 
     varied, rung_names = experiments.sweep(experiment), parser.names(rungs)
     if n is not None and sizes:
@@ -256,15 +256,16 @@ def sweep(
     lengths = (n,) if n is not None else parser.numbers("--sizes", sizes)
     where = asked.place(device or "emulator", card) if device or card else None
     emulated = where is not None and where.kind == "emulator"
-    how = Conditions(str(where) if emulated else device, threads, seconds)
     if emulated:
         _check_counting(context)
-    plan = planned(varied, rung_names, lengths, dtype, how, "emulator" if emulated else "")
+        device = str(where)
+    kind = "emulator" if emulated else ""
+    plan = planned(varied, rung_names, lengths, dtype, device, threads, seconds, kind)
     parser.check_store(store)
     output = parser.Output(json, html, no_html)
     if emulated:
-        count = partial(lab.emulated_sweep, experiment, rung_names, lengths, dtype, how.device)
-        return partial(counted, count, how.device, "", output)
+        count = partial(lab.emulated_sweep, experiment, rung_names, lengths, dtype, device)
+        return partial(counted, count, device, "", output)
     measure = partial(lab.sweep, experiment, rung_names, lengths, dtype, threads, seconds, device=device, store=store)
     every = (*asked.registry("cpu"), *asked.registry("cuda"))
     duration = expected(plan) + parser.threads_in_words(threads)

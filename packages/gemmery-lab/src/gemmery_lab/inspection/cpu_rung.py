@@ -98,9 +98,7 @@ def _problem(row: Rung, m: int, n: int, k: int, dtype: str) -> Problem:
             raise ArgumentError(f"{option}={side}: accesses of a CPU rung are counted for sides of at most {MOST}")
     kinds = (n or SIDE, 0), (n or SIDE, 1), (n or SIDE, 2), (n or FEW, 0)
     shapes = [(side, columns or side, side) for side, columns in kinds]
-    problems = [
-        Problem(m or rows, columns, k or deep, dtype, asked.result_type(dtype)) for rows, columns, deep in shapes
-    ]
+    problems = [Problem(m or rows, wide, k or deep, dtype, asked.result_type(dtype)) for rows, wide, deep in shapes]
     reasons = [row.refuses(problem) for problem in problems]
     if all(reasons):
         raise RefusedError(f"rung {row.name}: {reasons[0]}")
@@ -199,9 +197,6 @@ class PredictedShare:
 
 def predict(cores: Iterable[str] = CORES) -> tuple[PredictedShare, ...]:
     """Return a prediction for each core and pair of element types.
-
-    >>> predict(["neoverse-n1"])[0].instruction  # doctest: +SKIP
-    'fmla'
 
     Raises DeviceError where there is no llvm-mca that is new enough.
     """

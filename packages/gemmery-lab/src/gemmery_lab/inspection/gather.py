@@ -43,6 +43,7 @@ from gemmery_lab.inspection.records import AnyInspection, CompiledLaunch, Inspec
 
 LARGEST = 256  # side of what is emulated: one of the largest tiles, four of its steps along k
 ROW = 128  # bytes of a stage along k
+Counting = Callable[[], EmulatorCounts]
 ROUNDS = 2  # times that each stage of the ring is filled for a tile
 TILES = 2  # tiles of one block, where it takes one after the other
 
@@ -146,8 +147,7 @@ def inspect_rung(
     >>> inspection.kernels[-1].spilled, inspection.loads.intensity
     (0, 0.25)
 
-    Raises ArgumentError for an unknown rung, an unknown key of its config, or a line without memory
-    accesses; RefusedError where the rung or the device does not take the product.
+    Raises ArgumentError and RefusedError as `gm.inspect` does.
     """
     if not issubclass(type(rung), str):
         raise ArgumentError(f"rung is {brief(rung)}: pass its name as text")
@@ -181,10 +181,8 @@ def inspections(
         sides = {side: product[side] for side in ("m", "n", "k")}
         product["dtype"] = product["dtype"] or shared_dtype(names, **sides, device=device)
         return [partial(inspect_rung, name, device=device, line=line, counters=counters, **product) for name in names]
-    if device or line:
-        raise ArgumentError(
-            f"{device or line!r}: {names[0]} runs on the CPU of this machine; leave out device and line"
-        )
+    if where := device or line:
+        raise ArgumentError(f"{where!r}: {names[0]} runs on the CPU of this machine; leave out device and line")
     return [partial(inspect_cpu_rung, name, **product) for name in names]
 
 
@@ -201,9 +199,7 @@ def shared_dtype(rungs: Sequence[str], m: int = 0, n: int = 0, k: int = 0, devic
     return ""
 
 
-def _exhibit(
-    exhibit: Exhibit, n: int, config: Mapping[str, int], device: Device, line: str, counters: bool
-) -> Inspection:
+def _exhibit(exhibit: Exhibit, n: int, config: Config, device: Device, line: str, counters: bool) -> Inspection:
     """The inspection of an exhibit for n elements, by default as many as fill a GPU; EMULATED of them are counted."""
     show = exhibit.show
     if not _is_whole(n) or n < 0:
@@ -222,12 +218,7 @@ def _exhibit(
 
 
 def _gathered(
-    row: Rung | Exhibit,
-    problem: Problem,
-    config: Config,
-    geometry: Geometry,
-    device: Device,
-    count: Callable[[], EmulatorCounts] | None,
+    row: Rung | Exhibit, problem: Problem, config: Config, geometry: Geometry, device: Device, count: Counting | None
 ) -> Inspection:
     """Compile the launches, and take the emulator's counters unless `count` is None."""
     kernels = tuple(compiled(launch, device, config) for launch in geometry.launches)
@@ -255,12 +246,10 @@ def _gathered(
     )
 
 
-def _geometry(
-    launch: Callable[[Any, Config], Geometry], size: Any, settings: Config, config: Mapping[str, int] | None
-) -> Geometry:
+def _geometry(launch: Callable[[Any, Config], Geometry], size: Any, full: Config, config: Config | None) -> Geometry:
     """The launch; an ArgumentError where the caller's config is one that the kernel does not take."""
     try:
-        return launch(size, settings)
+        return launch(size, full)
     except RefusedError as refused:
         if not config:
             raise

@@ -181,10 +181,8 @@ def side_by_side_page(pair: AnyPair) -> str:
 def codes(inspection: AnyInspection, ptx: bool = True, sass: bool = True) -> list[tuple[str, str]]:
     """Titles and texts of the code of every launch, or of a CPU rung's module."""
     if isinstance(inspection, CpuInspection):
-        rows = [
-            ("LLVM IR", inspection.rung, inspection.ir, ptx),
-            ("Assembly", inspection.rung, inspection.assembly, sass),
-        ]
+        name = inspection.rung
+        rows = [("LLVM IR", name, inspection.ir, ptx), ("Assembly", name, inspection.assembly, sass)]
     else:
         pairs = [(("PTX", x.name, x.ptx, ptx), ("SASS", x.name, x.sass or x.missing, sass)) for x in inspection.kernels]
         rows = [row for pair in pairs for row in pair]

@@ -135,10 +135,7 @@ def without_code(inspection: AnyInspection, ptx: bool = False, sass: bool = Fals
     """Return a copy without the text of PTX (LLVM IR of a CPU rung) and SASS (assembly), except those requested."""
     if isinstance(inspection, CpuInspection):
         return replace(inspection, ir=inspection.ir if ptx else "", assembly=inspection.assembly if sass else "")
-    kernels = tuple(
-        replace(kernel, ptx=kernel.ptx if ptx else "", sass=kernel.sass if sass else "")
-        for kernel in inspection.kernels
-    )
+    kernels = tuple(replace(x, ptx=x.ptx if ptx else "", sass=x.sass if sass else "") for x in inspection.kernels)
     return replace(inspection, kernels=kernels)
 
 

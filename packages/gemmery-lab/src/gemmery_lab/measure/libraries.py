@@ -223,14 +223,14 @@ RIVALS = (
 
 
 # The folders from which the three packages are imported: one if they are installed, three in a checkout.
-PACKAGES = ("gemmery", "gemmery_emulator", "gemmery_lab")
-SOURCES = sorted({str(Path(spec.origin).parents[1]) for name in PACKAGES if (spec := find_spec(name)) and spec.origin})
+_SPECS = map(find_spec, ("gemmery", "gemmery_emulator", "gemmery_lab"))
+SOURCES = sorted({str(Path(spec.origin).parents[1]) for spec in _SPECS if spec and spec.origin})
 
 
 class RivalProcess:
-    """A rival library in another process; a context manager that ends the process.
+    """A rival library in another process, until it is closed.
 
-    >>> with RivalProcess(find("numpy"), threads=1) as rival:
+    >>> with contextlib.closing(RivalProcess(find("numpy"), threads=1)) as rival:
     ...     rival.prepare(Work(64, 64, 64, "f32", "f32"))
     ...     rival.sample(10, 1) > 0
     ''
@@ -276,7 +276,6 @@ class RivalProcess:
 
     @property
     def pid(self) -> int:
-        """Its process ID."""
         return self._process.pid
 
     def close(self) -> None:
@@ -290,12 +289,6 @@ class RivalProcess:
             self._process.wait()
         cast(IO[bytes], self._process.stdout).close()
         self._errors.close()
-
-    def __enter__(self) -> RivalProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
         stdin = cast(IO[bytes], self._process.stdin)

@@ -13,6 +13,7 @@ import os
 import platform
 import re
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import cache
@@ -147,7 +148,7 @@ OnEvent = Callable[[RunEvent], None]
 OnStep = Callable[[str, int, int, R | None], None]  # what runs, finished and all steps, the record of a finished one
 
 
-def ignore(_: RunEvent) -> None:
+def ignore(*_: object) -> None:
     """A listener that ignores progress."""
 
 
@@ -177,17 +178,13 @@ class RunSteps(Generic[R]):
 
 @cache
 def cpu_machine() -> MachineRecord:
-    """Return the fingerprint of this machine, which every record is stored with.
-
-    >>> cpu_machine().name  # doctest: +SKIP
-    'amd-zen4-avx512-2c'
-    """
+    """Return the fingerprint of this machine, which every record is stored with."""
     from gemmery.cpu import llvm, target  # these load what reading records does not need
     from gemmery_lab.measure import libraries
 
     host, cores, blas = target.host(), target.cores(), libraries.blas()
     if libraries.steering():  # that of the rival NumPy, which ignores variables that choose other kernels
-        with libraries.RivalProcess(libraries.find("numpy"), threads=1) as numpy:
+        with closing(libraries.RivalProcess(libraries.find("numpy"), threads=1)) as numpy:
             blas = numpy.runs.partition(", ")[2]
     model, without = llvm.host_cpu().replace("znver", "amd-zen"), "-without-amx" * host.hides_tiles
     return MachineRecord(
@@ -330,5 +327,4 @@ def _build(kind: type[Any], row: dict[str, Any]) -> Any:
 
 @cache
 def _types(kind: type[Any]) -> dict[str, str]:
-    """Return the fields of a kind of record and their types."""
     return {f.name: str(f.type) for f in fields(kind)}

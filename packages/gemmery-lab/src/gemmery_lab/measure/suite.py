@@ -69,21 +69,19 @@ def find(name: str) -> Path:
     return SUITES / f"{name}.toml"
 
 
-def taking_part(
-    suite: Suite, requested: Sequence[str], known: Sequence[Rival]
-) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return a suite's rivals, or `requested` instead, and why each other installed rival is left out."""
+def taking_part(suite: Suite, only: Sequence[str], known: Sequence[Rival]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return a suite's rivals, or `only` instead, and why each other installed rival is left out."""
     if suite.kind in ALONE:
         return (), {}
-    rivals = tuple(requested) or suite.rivals or tuple(rival.name for rival in known if rival.name not in BY_NAME)
+    rivals = tuple(only) or suite.rivals or tuple(rival.name for rival in known if rival.name not in BY_NAME)
     known = [rival for rival in known if rival.name in rivals or rival.name not in BY_NAME]
     left_out: dict[str, str] = {}
     if suite.kind in IN_PROCESS and suite.device == "cpu":  # they time scripts, of which NumPy has one
         left_out = dict.fromkeys((name for name in rivals if name != "numpy"), IN_PROCESS[suite.kind])
         rivals = tuple(name for name in rivals if name == "numpy")
     reason = f"suite {suite.name} leaves it out"
-    if requested:
-        reason = f"not among the rivals asked for: {', '.join(requested)}"
+    if only:
+        reason = f"not among the rivals asked for: {', '.join(only)}"
     absent = (rival for rival in known if rival.name not in (*rivals, *left_out) and not rival.missing())
     return rivals, {**left_out, **{rival.name: reason for rival in absent}}
 
@@ -240,9 +238,7 @@ class _Rule(NamedTuple):
 
 _SIZE = _Rule(lambda value: type(value) is int and value >= 1, ": {!r} must be a whole number >= 1")
 _COUNT = _SIZE._replace(allows=lambda value: value == "all" or _SIZE.allows(value))  # of threads
-_SECONDS = _Rule(
-    lambda value: type(value) in (int, float) and 0 <= value < 3600, " = {!r}: it must be a number of seconds"
-)
+_SECONDS = _Rule(lambda x: type(x) in (int, float) and 0 <= x < 3600, " = {!r}: it must be a number of seconds")
 _TEXT = _Rule(lambda value: isinstance(value, str), " = {!r}: it must be text in quotes")
 _FLAG = _Rule(lambda value: isinstance(value, bool), " = {!r}: it must be true or false")
 

@@ -26,6 +26,8 @@ IDLE_SECONDS = 0.25  # idle workers of a threaded BLAS spin for up to 200 ms bef
 
 Sample = Callable[[int, int], int]
 """(inner, warm) -> nanoseconds that `inner` calls took, after `warm` calls outside the clock."""
+Pause = Callable[[float], None]  # waits for so many seconds
+Draw = random.Random | None  # what draws the order of turns
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,7 @@ def calls(function: Callable[[], object]) -> Sample:
 def products(function: Callable[..., object], a: object, b: object, c: object | None) -> Sample:
     """Return a sampler of `function(a, b, out=c)`, or of `function(a, b)` if `c` is None, including call overhead.
 
-    The loop contains the call as a user would write it: a closure would cost 20 ns, and a product of 4x4 matrices
-    takes 130 ns.
+    The loop contains the call as a user would write it: a closure costs 20 ns, a product of 4x4 matrices 130 ns.
     """
     call = "function(a, b)" if c is None else "function(a, b, out=c)"
     return expression(call, {"function": function, "a": a, "b": b, "c": c})
@@ -129,11 +130,7 @@ def _plan(sample: Sample, share_ns: float, rest_ns: float) -> _Plan:
 
 
 def _rounds(
-    contestants: Sequence[Contestant],
-    plans: Mapping[str, _Plan],
-    rest: float,
-    pause: Callable[[float], None],
-    draw: random.Random | None,
+    contestants: Sequence[Contestant], plans: Mapping[str, _Plan], rest: float, pause: Pause, draw: Draw
 ) -> dict[str, dict[int, float]]:
     """Seconds per call, by contestant and round."""
     rounds = plans[contestants[0].name].rounds
@@ -166,11 +163,7 @@ def _ratio(first: Mapping[int, float], rival: Mapping[int, float]) -> Ratio:
 
 
 def compare(
-    contestants: Sequence[Contestant],
-    seconds: float,
-    rest: float = 0.0,
-    pause: Callable[[float], None] = time.sleep,
-    draw: random.Random | None = None,
+    contestants: Sequence[Contestant], seconds: float, rest: float = 0.0, pause: Pause = time.sleep, draw: Draw = None
 ) -> Comparison:
     """Time the contestants in turn for about `seconds`, and compare the first with each of the others.
 

@@ -40,12 +40,6 @@ class DeviceOperands(NamedTuple):
 class Resident:
     """A Work on a device: `sets` of equal operands in separate memory, and `host`, the arrays they are copies of.
 
-    >>> resident = Resident(Work(512, 512, 512, "f32", "f32"), Stream())  # doctest: +SKIP
-    >>> len(resident.sets)  # doctest: +SKIP
-    60
-
-    (3 MiB each, against three times an L2 of 60 MiB.)
-
     Raises RefusedError if the device does not have enough memory.
     """
 
@@ -83,11 +77,6 @@ class Resident:
         a, b, c = map(alignment, self.sets[0])
         return self.work.problem._replace(device=f"cuda:{self.stream.ordinal}", alignments=(a, b, c))
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of all sets together."""
-        return self._memory.size
-
     def poison(self) -> None:
         """Fill the C of the first set with what no product has: NaN, or a sum of integers that is out of reach."""
         c = self.sets[0].c
@@ -96,13 +85,11 @@ class Resident:
         driver.synchronize(self.stream.ordinal)
 
     def result(self) -> np.ndarray[Any, Any]:
-        """The C of the first set."""
         c = np.empty(self.host[2].shape, self.host[2].dtype)
         self._memory.read(c, self.sets[0].c.pointer - self._memory.pointer)
         return c
 
     def vector(self, length: int) -> View:
-        """Return random float32 numbers on the device."""
         return self._small(np.random.default_rng(self.work.seed).standard_normal(length, np.float32))
 
     def _small(self, x: np.ndarray[Any, Any]) -> View:
@@ -157,6 +144,7 @@ class Shared:
 
 TORCH_NAMES = {row.name: row.numpy for row in dtypes.DTYPES if row.stored != row.numpy}  # of what is shared as integers
 
+OnStream = AbstractContextManager[Any]  # a stream as the current one of a library
 Sets = Sequence[tuple[Any, ...]]
 """(a, b, c) as arrays of a library, a set after the other."""
 
@@ -231,7 +219,7 @@ def own_calls(resident: Resident, function: Callable[..., object]) -> Sample:
     return host_time(*_callers(resident), function, resident)
 
 
-def _callers(resident: Resident) -> tuple[AbstractContextManager[Any], Sets]:
+def _callers(resident: Resident) -> tuple[OnStream, Sets]:
     """Return the operands as PyTorch tensors and its current stream; without PyTorch, as objects with
     `__cuda_array_interface__`, which names the stream itself.
     """
@@ -256,7 +244,7 @@ def _matrix(view: View) -> View:
     return view._replace(shape=view.shape[1:], strides=view.strides[1:])
 
 
-def put_by(stream: AbstractContextManager[Any], sets: Sets, function: Callable[..., object]) -> Put:
+def put_by(stream: OnStream, sets: Sets, function: Callable[..., object]) -> Put:
     """Return what launches `function(a, b, out=c)` on one set of operands; results that it allocates are kept."""
     results: list[object] = [None] * len(sets)
 
@@ -268,9 +256,7 @@ def put_by(stream: AbstractContextManager[Any], sets: Sets, function: Callable[.
     return put
 
 
-def host_time(
-    stream: AbstractContextManager[Any], sets: Sets, function: Callable[..., object], resident: Resident
-) -> Sample:
+def host_time(stream: OnStream, sets: Sets, function: Callable[..., object], resident: Resident) -> Sample:
     """Return a sampler of the time on the host until `function(a, b, out=c)` returns, for the first set of operands."""
     loop = products(function, *sets[0])
 
@@ -283,7 +269,7 @@ def host_time(
     return sample
 
 
-def on_torch(resident: Resident) -> AbstractContextManager[Any]:
+def on_torch(resident: Resident) -> OnStream:
     """Return what makes the stream of the operands PyTorch's current one."""
     import torch
 

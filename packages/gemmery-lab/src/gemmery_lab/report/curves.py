@@ -220,7 +220,6 @@ def slopes(
 
 
 def _points(on: Axes, ran: Sequence[Measurement], labeled: Sequence[Measurement], shades: Colors) -> None:
-    """A point for each measurement; those of `labeled` have names."""
     for m in ran:
         alpha = 1 if m in labeled or not labeled else 0.45
         on.plot(m.flops / m.bytes, words.reached(m), "o", color=shades[m.kernel], alpha=alpha)
@@ -338,8 +337,7 @@ def _refusals(on: Axes, variants: Mapping[str, Sequence[Measurement]], axis: Axi
             style: Any = {"color": shades[name], "transform": across, "zorder": 6}
             on.plot([axis.of(m) or 0], [level], "x", markersize=9, markeredgewidth=2, **style)
         if refused:
-            reason, last = "\n".join(wrap(f"refused: {refused[0].refused}", REASON)[:3]), axis.of(refused[-1]) or 0
-            svg.annotate(
-                on, reason, (last, level), (10, 0), xycoords=across, color=svg.INK, va="center", size=10, zorder=5
-            )
+            why, last = "\n".join(wrap(f"refused: {refused[0].refused}", REASON)[:3]), axis.of(refused[-1]) or 0
+            style = {"xycoords": across, "color": svg.INK, "va": "center", "size": 10, "zorder": 5}
+            svg.annotate(on, why, (last, level), (10, 0), **style)
             level -= 0.11

@@ -50,11 +50,7 @@ def emulated_sheets(ladder: EmulatedLadder) -> tuple[Sheet, ...]:
 
 
 def verdict(ladder: EmulatedLadder) -> str:
-    """The checks of all rungs in a sentence.
-
-    >>> verdict(lab.emulated_ladder(["simt_naive", "simt_smem"]))  # doctest: +SKIP
-    '2 of 2 results are right, no findings, all counters are as expected.'
-    """
+    """The checks of all rungs in a sentence."""
     ran = [run for run in ladder.rungs if not run.refused]
     if not ran:
         return f"No rung ran: {'; '.join(dict.fromkeys(f'{run.rung}, {run.refused}' for run in ladder.rungs))}."
@@ -109,7 +105,6 @@ def _number(value: float) -> Cell:
 
 
 def _counters(names: dict[str, str]) -> Columns[EmulatedRung]:
-    """A column for each counter under its heading."""
 
     def cell(run: EmulatedRung, name: str) -> Cell:
         return _number(getattr(run.counts, name))
@@ -292,25 +287,23 @@ def predicted_sheets(ladder: EmulatedLadder, drawn: bool = False) -> tuple[Sheet
         return text if row.measured else ""
 
     recorded: Columns[PredictedRung] = [
-        ("measured", lambda row: of_record(row, numerals.digits(row.rate(row.measured) / 1e12)))
-    ]
-    compared: Columns[PredictedRung] = [
+        ("measured", lambda row: of_record(row, numerals.digits(row.rate(row.measured) / 1e12))),
         ("measured, µs", lambda row: of_record(row, numerals.digits(row.measured * 1e6))),
         ("ratio", lambda row: of_record(row, f"{row.ratio:.2f}")),
     ]
-    has_records = any(row.measured for row in ladder.predicted)
+    recorded = recorded if any(row.measured for row in ladder.predicted) else []
     columns: Columns[PredictedRung] = [
         ("rung", lambda row: row.rung),
         *([("", bar)] if drawn else []),
         ("TFLOP/s", lambda row: numerals.digits(row.rate() / 1e12) if row.prediction else ""),
-        *(recorded if has_records else []),
+        *recorded[:1],
         ("× parent", step),
         ("bound by", lambda row: row.prediction.bound if row.prediction else Cell("not predicted", tone="faint")),
         ("type", lambda row: row.dtype),
         ("m × n × k", lambda row: "" if row.m == row.k == largest else f"{row.m} × {row.n} × {row.k}"),
         ("% peak", share),
         ("µs", lambda row: numerals.digits(row.prediction.seconds * 1e6) if row.prediction else ""),
-        *(compared if has_records else []),
+        *recorded[1:],
     ]
     name, both = device.name, agreement(ladder.predicted)
     records = f"Too few of these products have records of {name} here; a clone of the sources has some of h200."

@@ -48,17 +48,15 @@ def _emulated(emulated: Sequence[EmulatedExhibit], rules: str, emulator: str) ->
     """Return two rows for each config, under these names: the predicted counts, and those of the emulator."""
     rows = list[tuple[Cell, ...]]()
     for run in emulated:
-        config, counts = [Cell(str(value)) for value in run.config.values()], run.predicted.items()
-        rows.append((*config, Cell(rules), *(Cell(f"{count:,}") for _, count in counts)))
-        own = (
-            Cell(f"{run.counted[name]:,}", tone="" if run.counted[name] == count else "bad") for name, count in counts
-        )
+        config, counted = [Cell(str(value)) for value in run.config.values()], run.counted
+        rows.append((*config, Cell(rules), *(Cell(f"{count:,}") for count in run.predicted.values())))
+        tones = {name: "" if counted[name] == count else "bad" for name, count in run.predicted.items()}
+        own = (Cell(f"{counted[name]:,}", tone=tone) for name, tone in tones.items())
         rows.append((*[Cell("")] * len(config), Cell(emulator, tone="faint"), *own))
     return Sheet(TITLE, (*emulated[0].config, "counts", *map(_plain, emulated[0].predicted)), tuple(rows))
 
 
 def _plain(name: str) -> str:
-    """Return the name of a counter in words."""
     return name.replace("_", " ")
 
 

@@ -35,7 +35,6 @@ class LadderStep:
 
     @property
     def title(self) -> str:
-        """The step in words."""
         return f"From {self.old.rung} to {self.new.rung}"
 
     @property
@@ -46,16 +45,11 @@ class LadderStep:
 
 
 def steps(ladder: EmulatedLadder) -> tuple[LadderStep, ...]:
-    """Return every step of a ladder whose two rungs ran, at its largest size.
-
-    >>> [step.title for step in steps(lab.emulated_ladder(["simt_naive", "simt_smem"]))]  # doctest: +SKIP
-    ['From simt_naive to simt_smem']
-    """
+    """Return every step of a ladder whose two rungs ran, at its largest size."""
     largest = max((run.size for run in ladder.rungs), default=0)
     ran = {run.rung: run for run in ladder.rungs if run.size == largest and not run.refused}
-    return tuple(
-        step(ladder, rung.parent, rung.name) for rung in CUDA if rung.name in ran and rung.parent and rung.parent in ran
-    )
+    parents = ((rung.parent or "", rung.name) for rung in CUDA)
+    return tuple(step(ladder, old, new) for old, new in parents if old in ran and new in ran)
 
 
 def step_pages(ladder: EmulatedLadder) -> dict[str, str]:
@@ -125,7 +119,6 @@ def sheets(step: LadderStep) -> tuple[Sheet, ...]:
 
 
 def _number(value: float) -> str:
-    """A count, or a figure."""
     return f"{value:,.0f}" if value == int(value) else numerals.digits(value)
 
 

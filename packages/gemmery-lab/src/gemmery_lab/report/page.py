@@ -29,11 +29,7 @@ BAR_ROW = 52  # height of one rung in the bars
 
 
 def figures(run: Run, rungs: Sequence[Rung] = ()) -> tuple[svg.Plot, ...]:
-    """Return every figure that a run has records for.
-
-    >>> [plot.name for plot in figures(run, CPU)]  # doctest: +SKIP
-    ['ladder', 'curves', 'roofline']
-    """
+    """Return every figure that a run has records for."""
     parts = results(run, rungs).parts
     tried = (replace(of, measurements=tuple(m for m in of.measurements if m.seconds or m.refused)) for of in parts)
     plots = (plot for of in tried for kind in of.experiment.figures for plot in DRAWINGS[kind](of))
@@ -169,10 +165,7 @@ def standing(suite: str, measurements: Sequence[Measurement]) -> svg.Plot | None
 
 
 def page(run: Run, rungs: Sequence[Rung] = ()) -> str:
-    """Return the page of a run.
-
-    >>> Path("ladder.html").write_text(page(run, CPU))  # doctest: +SKIP
-    """
+    """Return the page of a run."""
     of = results(run, rungs)
     problems, climbed = of.problems, of.climbed
     over, fastest = (gains(climbed, problems), largest(problems)) if problems else ({}, None)

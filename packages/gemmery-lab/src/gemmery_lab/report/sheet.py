@@ -13,6 +13,8 @@ from gemmery_lab.report import words
 
 MMA = "mma.sync"  # the unit of tensor cores whose peak is measured
 RowType = TypeVar("RowType")
+Text = Callable[[Measurement], str]
+ByKernel = Mapping[str, Measurement]
 
 
 @dataclass(frozen=True)
@@ -71,9 +73,7 @@ def measured(*columns: Column[Measurement], absent: str = "not run") -> Columns[
     return [(head, unless_refused(of, cell)) for (head, of), cell in zip(columns, instead, strict=False)]
 
 
-def entry(
-    measurement: Measurement | None, text: Callable[[Measurement], str], best: float, absent: str = "not run"
-) -> Cell:
+def entry(measurement: Measurement | None, text: Text, best: float, absent: str = "not run") -> Cell:
     """Return the cell of a record among others of the same product: blank without one, marked if its time is `best`."""
     if measurement is None or measurement.refused:
         return Cell(absent if measurement else "", tone="faint" if measurement else "")
@@ -86,9 +86,7 @@ def least(measurements: Iterable[Measurement]) -> float:
 
 
 def pivoted(
-    measurements: Iterable[Measurement],
-    row: Callable[[Measurement], RowType],
-    column: Callable[[Measurement], str] = lambda m: m.kernel,
+    measurements: Iterable[Measurement], row: Callable[[Measurement], RowType], column: Text = lambda m: m.kernel
 ) -> dict[RowType, dict[str, Measurement]]:
     """Return records by row and column, in order of appearance."""
     rows: dict[RowType, dict[str, Measurement]] = {}
@@ -97,12 +95,10 @@ def pivoted(
     return rows
 
 
-def kernels(
-    rows: Mapping[RowType, Mapping[str, Measurement]], text: Callable[[Measurement], str]
-) -> Columns[tuple[RowType, Mapping[str, Measurement]]]:
+def kernels(rows: Mapping[RowType, ByKernel], text: Text) -> Columns[tuple[RowType, ByKernel]]:
     """Return a column for each kernel of such rows, in which the fastest is marked."""
 
-    def cell(row: tuple[RowType, Mapping[str, Measurement]], kernel: str) -> Cell:
+    def cell(row: tuple[RowType, ByKernel], kernel: str) -> Cell:
         return entry(row[1].get(kernel), text, least(row[1].values()))
 
     names = dict.fromkeys(name for by_kernel in rows.values() for name in by_kernel)
@@ -139,9 +135,7 @@ def error(measurement: Measurement) -> Cell:
     return Cell(f"{measurement.error:.2g}")
 
 
-def not_run(
-    measurements: Iterable[Measurement], name: Callable[[Measurement], str] = lambda m: words.kernel(m.kernel)
-) -> list[str]:
+def not_run(measurements: Iterable[Measurement], name: Text = lambda m: words.kernel(m.kernel)) -> list[str]:
     """Return a note for each kernel that did not run."""
     return [f"{name(m)} did not run: {m.refused}" for m in measurements if m.refused]
 

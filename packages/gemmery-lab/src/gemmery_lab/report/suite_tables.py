@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import operator
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from gemmery_emulator.pages import numerals
-from gemmery_lab.measure.processes import CASES, COMPARED, FIRST, PIECES, REST, WORST
-from gemmery_lab.measure.record import Measurement, Run
+from gemmery_lab.measure.processes import CASES, FIRST, PIECES, REST, WORST
+from gemmery_lab.measure.record import Measurement
 from gemmery_lab.report import sheet, words
-from gemmery_lab.report.sheet import Cell, Columns, Sheet, tabulate
+from gemmery_lab.report.sheet import ByKernel, Cell, Columns, Sheet, tabulate
 
 OWN = "gm.matmul"  # the name of gemmery's product in records of suites, also in "gm.matmul, cold cache"
-STATES = "nothing compiled", "kernels cached", "kernels cached, after the first product", "all shapes met before"
 RIVAL = "torch"  # of the layers of a model
 MANY = 8  # products of a table that has an average
-OVERVIEW = ("suite", "products", "min", "median", "max", "% of peak", "slower than the fastest rival")
 
 
 def products(heading: str, measurements: Sequence[Measurement]) -> list[Sheet]:
@@ -45,11 +43,11 @@ def _tournament(case: str, measurements: Sequence[Measurement]) -> Sheet:
     vectors = all(1 in (m.m, m.n) for m in measurements)
     short = all(m.seconds < 1e-4 and m.batch == 1 and (vectors or not m.unit) for m in measurements)
 
-    def peak(row: tuple[str, Mapping[str, Measurement]]) -> str:
+    def peak(row: tuple[str, ByKernel]) -> str:
         ran = [m for m in row[1].values() if m.seconds]
         return numerals.digits(words.reached(ran[0], ran[0].peak_gflops)) if ran else ""
 
-    columns: Columns[tuple[str, Mapping[str, Measurement]]] = [
+    columns: Columns[tuple[str, ByKernel]] = [
         ("product", lambda row: row[0]),
         *sheet.kernels(problems, _duration if short else sheet.rate),
         *([] if short else [("peak", peak)]),
@@ -197,47 +195,6 @@ def new_shapes(heading: str, measurements: Sequence[Measurement]) -> list[Sheet]
     return [tabulate(title, columns, [m for m in measurements if m.case in CASES], sheet.not_run(measurements))]
 
 
-def _over_fastest(measurement: Measurement) -> tuple[float, float] | None:
-    """Return (ratio, spread) to the fastest rival on this problem, None when no rival ran."""
-    rivals = [name for name in words.RIVALS if name in measurement.versus and not name.startswith(OWN)]
-    return min(((measurement.versus[name], measurement.spread.get(name, 0.0)) for name in rivals), default=None)
-
-
-def overview(run: Run, about: Mapping[str, str]) -> Sheet:
-    """Return a table with a row for each suite and number of threads, on a GPU for each suite and element type.
-
-    `about` maps a suite to what it multiplies.
-    """
-    cases = tournaments(run.measurements)
-    groups: dict[tuple[str, str], list[Measurement]] = {}
-    for m in run.measurements:
-        if m.kernel == OWN and m.seconds and m.case not in cases and _over_fastest(m):
-            apart = (m.precision or m.dtype) if m.unit else words.cores(m.threads)
-            apart = STATES[COMPARED.index(m.case)] if m.case in COMPARED else apart
-            groups.setdefault((m.suite, apart), []).append(m)
-    names = [suite for suite, _ in groups]
-    rows = []
-    for (suite, apart), same in groups.items():
-        stand = [(m, over) for m in same if (over := _over_fastest(m))]
-        shares = [part for m in same if (part := words.share(m)) is not None]
-        slower = [f"{product(m)} ({numerals.times(*over)})" for m, over in stand if standing(*over) == "bad"]
-        texts = [about.get(suite, suite) + (f" ({apart})" if names.count(suite) > 1 else ""), str(len(stand))]
-        texts += [numerals.times(of([ratio for _, (ratio, _) in stand])) for of in (min, statistics.median, max)]
-        texts.append(f"{numerals.percent(min(shares))} to {numerals.percent(max(shares))}" if shares else "")
-        rows.append(tuple(map(Cell, (*texts, "; ".join(slower) or "none"))))
-    return Sheet("How it compares", OVERVIEW, tuple(rows), sentences=(len(OVERVIEW) - 1,))
-
-
-def brief_overview(run: Run, about: Mapping[str, str]) -> Sheet:
-    """Return the overview without the number of products and without those that are slower.
-
-    >>> brief_overview(run, {"small": "Small squares"}).head  # doctest: +SKIP
-    ('suite', 'min', 'median', 'max', '% of peak')
-    """
-    full = overview(run, about)
-    return Sheet(full.title, (OVERVIEW[0], *OVERVIEW[2:6]), tuple((row[0], *row[2:6]) for row in full.rows))
-
-
 def is_of_model(measurement: Measurement) -> bool:
     """Return True for a record of a model's step, which reads or makes `m` tokens."""
     return "layers" in measurement.config
@@ -255,10 +212,7 @@ def tokens(heading: str, measurements: Sequence[Measurement]) -> Sheet:
         over = sheet.ratio(m, RIVAL)
         return numerals.digits(m.m / m.seconds) + (f" ({over})" if over else "")
 
-    columns: Columns[tuple[str, Mapping[str, Measurement]]] = [
-        ("tokens a second", lambda row: row[0]),
-        *sheet.kernels(by_case, rate),
-    ]
+    columns: Columns[tuple[str, ByKernel]] = [("tokens a second", lambda row: row[0]), *sheet.kernels(by_case, rate)]
     config = ", ".join(f"{name} {value:,}" for name, value in measurements[0].config.items())
     sizes = ((words.kernel(m.kernel), numerals.amount(m.bytes, "B"), m.note) for m in last.values())
     layers = [f"{name}: {size} in linear layers; {note}" for name, size, note in sizes]

@@ -16,7 +16,7 @@ from gemmery_lab.experiments import ANY_SUITE, LADDER, Axis, Experiment
 from gemmery_lab.measure.processes import CASES, PIECES
 from gemmery_lab.measure.record import MachineRecord, Measurement, Run
 from gemmery_lab.report import sheet, suite_tables, words
-from gemmery_lab.report.sheet import Cell, Columns, Sheet, tabulate
+from gemmery_lab.report.sheet import ByKernel, Cell, Columns, Sheet, tabulate
 from gemmery_lab.report.words import Group, gain, groups, is_square, label, rival, weighed
 
 IDEA = "what it changed"
@@ -166,10 +166,7 @@ def by_config(measurements: Sequence[Measurement], experiment: Experiment) -> Sh
 def by_size(measurements: Sequence[Measurement]) -> Sheet:
     """Return rates: a row for each n, a column for each kernel."""
     rows = sheet.pivoted(sorted(measurements, key=lambda m: m.n), lambda m: m.n)
-    columns: Columns[tuple[int, Mapping[str, Measurement]]] = [
-        ("n", lambda row: str(row[0])),
-        *sheet.kernels(rows, sheet.rate),
-    ]
+    columns: Columns[tuple[int, ByKernel]] = [("n", lambda row: str(row[0])), *sheet.kernels(rows, sheet.rate)]
     notes = sheet.not_run(measurements, lambda m: f"{m.kernel} at n = {m.n}")
     title = f"{words.rate(measurements[0])} against n, {words.types(measurements[0])}"
     return tabulate(title, columns, rows.items(), [sheet.limits(measurements), *notes])
@@ -285,7 +282,6 @@ class Results:
 
     @property
     def problems(self) -> tuple[Group, ...]:
-        """The problems of the ladder."""
         return tuple(group for records in self.parts for group in records.problems)
 
     @property
@@ -310,15 +306,10 @@ def results(run: Run, rungs: Sequence[Rung] = ()) -> Results:
 
 
 def sheets(run: Run, rungs: Sequence[Rung]) -> tuple[Sheet, ...]:
-    """Return a run as sheets: one for each problem of the ladder, each sweep, or each suite.
-
-    >>> [sheet.title for sheet in sheets(run, CPU)]  # doctest: +SKIP
-    ['n = 512, f32', 'n = 1024, f32']
-    """
-    kinds = ((records, records.experiment.table) for records in results(run, rungs).parts)
-    return tuple(
-        table for of, kind in kinds for table in SHEETS[_resembled(of.measurements) if kind == ANY_SUITE else kind](of)
-    )
+    """Return a run as sheets: one for each problem of the ladder, each sweep, or each suite."""
+    parts = results(run, rungs).parts
+    kinds = (_resembled(of.measurements) if of.experiment.table == ANY_SUITE else of.experiment.table for of in parts)
+    return tuple(table for of, kind in zip(parts, kinds, strict=True) for table in SHEETS[kind](of))
 
 
 def _resembled(measurements: Sequence[Measurement]) -> str:

@@ -47,9 +47,6 @@ class Growing(Generic[StepRecord]):
     `line` returns a finished step as one line, `sheets` the tables of the rows so far, and `place` what the rows of
     one table have in common: a row of another table replaces them. `update` it with every event:
 
-    >>> with progress(CPU, Console(stderr=True)) as shown:  # doctest: +SKIP
-    ...     lab.ladder(on_event=lambda event: shown.update(event.what, event.done, event.total, event.measurement))
-
     Nothing is drawn between events: a thread that redraws would disturb the timing.
     """
 
@@ -147,11 +144,7 @@ def show(run: Run, rungs: Sequence[Rung], console: Console) -> None:
 
 
 def summary(results: Results) -> str:
-    """Return the largest square of a ladder in one line; "" for other runs and for unreliable figures.
-
-    >>> summary(results(run, CPU))  # doctest: +SKIP
-    'n = 2048, f32: packed_threaded reaches 351 GFLOP/s, 78.0% of the peak, 0.94× NumPy; largest step: packed, 7.5×'
-    """
+    """Return the largest square of a ladder in one line; "" for other runs and for unreliable figures."""
     squares = [group for group in results.problems if is_square(group.first)]
     ran = [m for m in largest(squares).rungs if m.seconds] if squares else []
     if not ran or doubts(results.run):
@@ -212,12 +205,10 @@ def _folded(sheet: Sheet, width: int) -> list[list[int]]:
 
 
 def _width(sheet: Sheet, index: int) -> int:
-    """The width of a column with its heading."""
     return max(map(cell_len, [*_heading(sheet, index).split("\n"), *(row[index].text for row in sheet.rows)]))
 
 
 def _table(sheet: Sheet, columns: Sequence[int], title: str | None = None) -> Table:
-    """A table of these columns of a sheet."""
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", padding=(0, 1, 0, 0))
     for index in columns:
         label = index in sheet.left_aligned
@@ -235,7 +226,6 @@ def _heading(sheet: Sheet, index: int) -> str:
 
 
 def _line(measurement: Measurement) -> str:
-    """A finished step in one line."""
     what = f"{words.kernel(measurement.kernel)}, {words.shape(measurement)}, {words.types(measurement)}"
     config = measurement.config if experiments.of(measurement).is_sweep else {}
     what += "".join(f", {key} {value}" for key, value in config.items())

@@ -141,7 +141,6 @@ class Group:
 
     @property
     def every(self) -> tuple[Measurement, ...]:
-        """Rungs and rivals."""
         return (*self.rungs, *self.rivals)
 
     @property
@@ -240,11 +239,7 @@ def label(measurement: Measurement, group: Group) -> str:
 
 
 def doubts(run: Run) -> tuple[str, ...]:
-    """Return the reasons why the figures of a run are unreliable, one sentence each.
-
-    >>> doubts(run)  # doctest: +SKIP
-    ('Other processes used up to 1.7 of the 2 cores during the measurement.',)
-    """
+    """Return the reasons why the figures of a run are unreliable, one sentence each."""
     busy = max((m.load for m in run.measurements), default=0.0)
     reasons = []
     if busy > load.limit(run.machine.cores):

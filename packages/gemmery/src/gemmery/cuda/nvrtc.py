@@ -109,7 +109,7 @@ def compiled(
     Raises CompileError with the compiler's words, also for machine code in which products by wgmma do not overlap.
     """
     nvrtc = bindings()
-    whole = (texts or {}).get(source) or text(source)
+    whole = texts[source] if texts and source in texts else text(source)
     sources = {**({} if alone else {**headers(), **ancestors(whole)}), **(texts or {})}
     sources.pop(source, None)
     program = _checked(

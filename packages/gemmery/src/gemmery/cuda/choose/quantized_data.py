@@ -24,6 +24,7 @@ QUANTIZED = (
     *(QuantizedTile(tokens, 4, 1, 4, 24, 1) for tokens in (8, 16, 24, 32, 48, 56, 64, 72, 80)),
     *(QuantizedTile(tokens, 4, 1, 2, 8, 1) for tokens in (8, 16, 24, 32, 48, 56, 64, 72, 80, 96)),
     *(QuantizedTile(tokens, 4, 1, 1, 8, 1) for tokens in (8, 16, 24, 32, 48, 64, 72, 80, 96)),
+    *(QuantizedTile(tokens, 3, 1, 1, 8, 1) for tokens in range(72, 129, 8)),
     *(QuantizedTile(tokens, 2, 1, 2, 8, 2) for tokens in (8, 16, 24, 32)),
     *(QuantizedTile(tokens, 2, 1, 1, 8, 1) for tokens in (64, *range(80, 161, 8), 176, 192, 208, 256)),
 )

@@ -53,15 +53,15 @@ class QuantizedCosts(NamedTuple):
     # Stages of a ring that wait to be handed back, where no consumers take turns: of 4 bits, and of 8 or in an order.
     pending: tuple[float, float] = (2, 1)
     ahead: float = 0.246  # of the first ring's steps, which come while the launch before ends
-    start: tuple[float, float] = (0, 1000)  # of a launch, by blocks on a multiprocessor
+    start: tuple[float, float] = (0, 600)  # of a launch, by blocks on a multiprocessor
     end: float = 3540  # of a block
     next: float = 481  # from a tile of a block to its next one
     store: float = 15.1  # bytes of results in a cycle
     cut: float = 5920  # of a block with parts of two tiles, beside one
     split: float = 603  # waiting for the blocks that share a tile
     part: float = 415  # of each of their parts
-    exchange: float = 20.4  # bytes in a cycle of the sums that they write and read
-    inside: float = 64  # the same of those that wait in shared memory; not fitted
+    exchange: float = 19.5  # bytes in a cycle of the sums that they write and read
+    inside: float = 400  # the same of those that wait in shared memory, in one block
     # Rows and k from and up to which it takes less time to expand the weight first: 8192 rows by 14336 x 4096 take 1640
     # us by this kernel, 1510 by cuBLAS, and 41 to expand. With k = 28672 this kernel is the faster one.
     expanded_rows: int = 4096

@@ -38,6 +38,7 @@ FLOAT4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 GUARD = 8  # elements around each row of C: where n is a multiple of 8, rows begin at multiples of 16 bytes
 SMALL = {"tokens": 8, "warpgroups": 4, "blocks": 1, "ways": 2, "stages": 4, "resident": 1}
 SMALL |= {"runs": 0, "turns": 1, "shares": 1}
+THREE = SMALL | {"warpgroups": 3, "ways": 1}  # whose 192 rows are in one band of 256 or in two
 
 
 def logical(form, seed=0):
@@ -140,6 +141,9 @@ def check(form, m, **options):
         (70, Format(300, 640, "int4", 128, "bf16"), {"tokens": 64, "warpgroups": 4, "ways": 1, "runs": 7, "stages": 5}),
         (6, Format(830, 1536, "int4", 64, "bf16"), SMALL | {"runs": 3}),
         (20, Format(300, 384, "int8", 0, "bf16"), SMALL | {"ways": 1, "runs": 2}),
+        (11, Format(451, 384, "int4_zeros", 64, "bf16"), THREE),
+        (20, Format(900, 520, "int8", 0, "f16"), THREE | {"runs": 2}),
+        (9, Format(640, 512, "int4", 128, "bf16"), THREE | {"splits": 2}),
         (
             130,
             Format(140, 384, "int4", 64, "f16"),
@@ -279,7 +283,7 @@ def test_what_it_does_not_multiply_is_refused_in_words(change, words):
         ({"shares": 2}, "shares=2, ways=2"),
         ({"ways": 2, "stages": 3}, "wait for ever"),
         ({"blocks": 2}, None),
-        ({"warpgroups": 2, "ways": 4}, "64, 128 or 256 rows"),
+        ({"warpgroups": 2, "ways": 4}, "64 to 256 rows"),
         ({"tokens": 128, "stages": 8}, "take fewer stages"),
         ({"tokens": 64, "ways": 1, "stages": 3, "warpgroups": 4}, None),
         ({"resident": 2, "tokens": 96}, "2 blocks"),

@@ -60,8 +60,8 @@ def _geometry(name: str, problem: Problem, config: Config) -> Geometry:
     form, lines = format_of(problem), warpgroups // max(ways, 1)
     parts, threads, steps = lines * blocks, 128 * (warpgroups + 1), form.places[1]
     shares = min(shares, steps) if config["runs"] or config["splits"] == 1 else 1
-    if warpgroups % ways or parts not in (1, 2, 4):
-        raise RefusedError(f"{warpgroups} warpgroups, {ways} for {blocks} x 64 rows: a block has 64, 128 or 256 rows")
+    if warpgroups % ways or parts not in (1, 2, 3, 4):
+        raise RefusedError(f"{warpgroups} warpgroups, {ways} for {blocks} x 64 rows: a block has 64 to 256 rows")
     if max(turns, shares) > 1 and ways > 1:
         each = "turns" if turns > 1 else "shares"
         raise RefusedError(
@@ -187,7 +187,7 @@ GEMM_QUANTIZED = (
         resolve=_resolve,
         space={
             "tokens": (0, *sorted({tile.tokens for tile in QUANTIZED})),
-            "warpgroups": (0, 2, 4),
+            "warpgroups": (0, 2, 3, 4),
             "blocks": (0, 1, 2),
             "ways": (0, 1, 2, 4),
             "stages": (0, 3, 4, 5, 6, 8, 12, 16, 20, 24),

@@ -226,7 +226,7 @@ def cycles(
     depth, store = stages(form, tile, not splits, keeps), parts * _PART * tile.tokens * 2 / costs.store
     first = min(depth, own)
     hard = (form.kind, form.dtype) not in (("int4", "bf16"), ("int4_close", "f16")) or form.group in (16, 32)
-    pending = costs.pending[form.kind in ("int8", "e4m3") or bool(order)] if tile.ways == 1 else 0
+    pending = costs.pending[bool(order)] if tile.ways == 1 else 0
     step = max(
         w_bytes * at_once / costs.memory * (costs.anew if cut else 1 / across),
         (w_bytes + x_bytes) * at_once / costs.l2,

@@ -36,7 +36,8 @@ struct QuantizedTiles {
   static constexpr int SUMS = BLOCKS * TOKENS / 2, QUADS = SUMS / 4, EXCHANGED = SUMS * 128 * 4;
   static constexpr int RING = STAGES * (X_BYTES + W_BYTES), KEPT = (SHARES > 1) * LINES * EXCHANGED;
   // Of operands that are unpacked in turn; with many tokens four consumers have registers for one, and overlap anyway.
-  static constexpr int SETS = TOKENS >= (WARPGROUPS == 2 ? 192 : GROUPED ? 64 : 72) ? 1 : 2;
+  static constexpr int ONE_FROM = WARPGROUPS == 4 ? (GROUPED ? 64 : 72) : WARPGROUPS == 3 && STAYS ? 112 : 192;
+  static constexpr int SETS = TOKENS >= ONE_FROM ? 1 : 2;
   static constexpr int PITCH = 144;  // bytes of a token's 64 results, and 16 so that a warp's are in all banks
   // Results and what ways exchange have the ring; or, where the block fills it for the next tile meanwhile, room of
   // their own.
@@ -47,7 +48,9 @@ struct QuantizedTiles {
   static constexpr bool PAIRS = !GROUPED && TOKENS > 32 && TOKENS < 256;
   static constexpr int AT_ONCE = QUADS > 4 ? 1 : QUADS > 2 ? 2 : 4;  // parts of a tile that are read together
   static constexpr int TABLE = BEHIND + (16 * STAGES + 4 * LINES + 7) / 8 * 8;  // of groups
-  static_assert(BAND % PARTS == 0 && WARPGROUPS % WAYS == 0, "what a block needs of a step is one piece");
+  // Whether what a block needs of a step is one piece. Of three chunks it is in two bands every other time.
+  static constexpr bool ONE_PIECE = BAND % PARTS == 0;
+  static_assert(PARTS <= BAND && WARPGROUPS % WAYS == 0, "what a block needs of a step is in two bands at most");
   static_assert(TURNS * SHARES == 1 || WAYS == 1, "parts have a consumer each, or one has all");
   static_assert(STAGES % WAYS == 0 && STAGES >= 2 * WAYS, "a consumer else waits for a stage that it holds");
 };
@@ -89,7 +92,10 @@ template <class Tiles> struct QuantizedProducer {
   const ShareOf<Tiles>& share;
   const char* w;
   const long long each;  // bytes of a group's
+  const int bands;
   const char* from;  // of W: the first piece of the tile
+  long long behind;  // from that to the piece in the next band
+  int size;          // of the first piece
   unsigned ring, full;
   int w_tile, x_tile, token;
   Walk<Tiles::WAYS> of_w, of_x;
@@ -97,7 +103,8 @@ template <class Tiles> struct QuantizedProducer {
   template <class P>
   __device__ __forceinline__ QuantizedProducer(const P& p, const ShareOf<Tiles>& share, unsigned ring, unsigned full)
       : share(share), w(reinterpret_cast<const char*>(p.product.b)),
-        each(Tiles::GROUPED ? whole_bytes<Tiles>(p.product) : 0), ring(ring), full(full) {
+        each(Tiles::GROUPED ? whole_bytes<Tiles>(p.product) : 0),
+        bands((p.product.n + 64 * Tiles::BAND - 1) / (64 * Tiles::BAND)), ring(ring), full(full) {
     w_tile = x_tile = share.first;
     of_x.set(share.begin(x_tile), share.stop(x_tile));
     token = share.at(x_tile).token;
@@ -108,13 +115,26 @@ template <class Tiles> struct QuantizedProducer {
     long long band = spot.part / Tiles::BAND;
     from = w + spot.group * each;
     from += (band * share.steps * Tiles::BAND + spot.part % Tiles::BAND) * Tiles::L::CHUNK;
+    if constexpr (!Tiles::ONE_PIECE) {
+      const int within = spot.part % Tiles::BAND, chunks = Tiles::BAND - within;
+      size = min(chunks, Tiles::PARTS) * Tiles::L::CHUNK;
+      // Behind the last band there is none: rows that no one needs have weights of its first ones.
+      behind = ((band + 1 < bands ? share.steps * Tiles::BAND : 0) - within) * (long long)Tiles::L::CHUNK;
+    }
     of_w.set(share.begin(w_tile), share.stop(w_tile));
   }
   __device__ __forceinline__ void bring_w(int stage) {
     ptx::mbarrier_arrive_expect_tx(full + 8 * stage, Tiles::W_BYTES);
     const char* piece = from + of_w.step * (long long)(Tiles::BAND * Tiles::L::CHUNK);
-    ptx::cp_async_bulk_load(ring + Tiles::STAGES * Tiles::X_BYTES + stage * Tiles::W_BYTES, piece, Tiles::W_BYTES,
-                            full + 8 * stage);
+    const unsigned to = ring + Tiles::STAGES * Tiles::X_BYTES + stage * Tiles::W_BYTES;
+    if constexpr (Tiles::ONE_PIECE) {
+      ptx::cp_async_bulk_load(to, piece, Tiles::W_BYTES, full + 8 * stage);
+    } else {
+      ptx::cp_async_bulk_load(to, piece, size, full + 8 * stage);
+      if (size < Tiles::W_BYTES) {
+        ptx::cp_async_bulk_load(to + size, piece + behind, Tiles::W_BYTES - size, full + 8 * stage);
+      }
+    }
     if (!of_w.next()) {
       ++w_tile;
       enter();
@@ -344,7 +364,9 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
       const char* w = reinterpret_cast<const char*>(p.product.b);
       if (Tiles::GROUPED) w += spot.group * whole_bytes<Tiles>(p.product);
       const float* of_rows = reinterpret_cast<const float*>(w + chunk_bytes<Tiles>(p.product));
-      of_rows += (spot.part + line * BLOCKS) * 64 + thread / 32 * 16 + lane / 4 * 2;
+      // Three chunks may end behind the last band.
+      const int last = (p.product.n - 1) / (64 * Tiles::BAND) * Tiles::BAND + Tiles::BAND - BLOCKS;
+      of_rows += min(spot.part + line * BLOCKS, last) * 64 + thread / 32 * 16 + lane / 4 * 2;
 #pragma unroll
       for (int i = 0; i < 2 * BLOCKS; ++i) row_factors[i / 2][i % 2] = of_rows[i / 2 * 64 + i % 2];
     };

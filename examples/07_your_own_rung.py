@@ -16,7 +16,7 @@ from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.target import host
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.rung import Rung, find
-from gemmery_lab.climb import Conditions, climb
+from gemmery_lab.climb import RungPlan, climb
 from gemmery_lab.experiments import LADDER
 
 ROWS = 12
@@ -67,7 +67,7 @@ own = Rung(
     build=build,
 )
 
-run = climb(LADDER, [(parent, {}), (own, {})], [255], "f32", Conditions(threads=1))
+run = climb(LADDER, RungPlan([(parent, {}), (own, {})], (255,), "f32", kind="cpu", device="cpu", threads=1))
 for m in run.measurements:
     checked = f"error {m.error:.2g} of its bound" if m.checked else ""
     print(f"{m.kernel:10} {m.gflops:8.2f} GFLOP/s {m.gflops / m.peak_gflops:5.0%} of the peak  {checked}")

@@ -170,8 +170,9 @@ def estimate(measurements: int, each: float) -> str:
 
 
 def climb(
-    experiment: Experiment, plan: RungPlan, on_event: OnEvent, store: Path | None = None, shape: Shape | None = None
-) -> Run:
+    experiment: Experiment, plan: RungPlan, on_event: OnEvent = ignore, store: Path | None = None,
+    shape: Shape | None = None,
+) -> Run:  # fmt: skip
     """Measure each (rung, config) at each size, smallest first: a rung's time at one size predicts the next.
 
     `shape` makes the product of a rung at a size, by default the one that suits it: two squares if it takes them.

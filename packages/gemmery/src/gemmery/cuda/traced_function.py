@@ -205,7 +205,7 @@ class _Writer:
             "struct Function {",
             f"  enum {{ {', '.join(f'{key} = {value}' for key, value in counts.items())} }};",
         ]
-        if levels:
+        if self.rows or levels:
             levels_of = "".join(
                 f"    if (statistic == {self.places[number]}) return {level};\n"
                 for level, numbers in enumerate(levels)

@@ -94,6 +94,8 @@ def ladder(
     `device` "cuda" or "cuda:N" runs the GPU ladder, compared with cuBLAS; it also accepts the dtype "tf32". Rungs
     for other dtypes are left out unless they are named. `store` is as in `bench`.
 
+    >>> run = ladder(["simd_row", "packed"], sizes=[256])  # doctest: +SKIP
+
     Raises ArgumentError for an unknown name, and for a size below 1; DeviceError if there is no such device.
     """
     return climb(LADDER, planned(LADDER, rungs, sizes, dtype, device, threads, seconds), on_event, store)
@@ -117,6 +119,8 @@ def sweep(
     vary that key at one size on a GPU; a value that the device cannot run has its reason in `refused`. "gemv" and
     "gemv_k" run all variants of the rungs for y = W x, with N or K from `sizes`. `rungs` and `sizes` default to those
     of the experiment. `Measurement.config` has the varied key. The rest is as in `ladder`.
+
+    >>> run = sweep("block", sizes=[1024])  # doctest: +SKIP
     """
     varied = experiments.sweep(experiment)
     plan = planned(varied, rungs, sizes, dtype, device, threads, seconds)

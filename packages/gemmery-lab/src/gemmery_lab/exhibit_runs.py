@@ -38,6 +38,8 @@ def exhibit(
     `config` of a measurement has the varied values, `note` the counts that the rules predict for one launch. Results
     are exact: `error` is 0, or above 1 when an element differs. `seconds` is the time for one config.
 
+    >>> run = exhibit("bank_stride")  # doctest: +SKIP
+
     Raises ArgumentError for an unknown name or device and for `seconds` <= 0, DeviceError without a device.
     """
     exhibit, gpu = find(name), asked.ordinal(device)

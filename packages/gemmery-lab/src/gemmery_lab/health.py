@@ -47,7 +47,11 @@ Result = str | tuple[str, bool, str]  # the value alone, or with `ok` and `advic
 
 
 def doctor() -> tuple[Diagnosis, ...]:
-    """Check the CPU, its caches and cores, NumPy's BLAS, the environment, the cache folder, CUDA and its devices."""
+    """Check the CPU, its caches and cores, NumPy's BLAS, the environment, the cache folder, CUDA and its devices.
+
+    >>> [finding.name for finding in doctor() if not finding.ok]  # doctest: +SKIP
+    ['environment']
+    """
     findings = []
     for name, examine in {**_EXAMINED, **_gpus()}.items():
         try:
@@ -159,7 +163,11 @@ def _cache_folder() -> Result:
 
 
 def prune() -> Diagnosis:
-    """Remove from the cache what this version of gemmery does not read, and tell how much it was."""
+    """Remove from the cache what this version of gemmery does not read, and tell how much it was.
+
+    >>> prune().value  # doctest: +SKIP
+    '12 entries (1.4 MiB) removed from ~/.cache/gemmery'
+    """
     folder = config.cache_dir()
     if folder is None or not os.path.exists(folder):
         return Diagnosis("pruned", "there is no cache folder")

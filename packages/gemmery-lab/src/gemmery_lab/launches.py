@@ -129,6 +129,8 @@ def chain(
     A record's time is that of one step, a sum and a product. All data stay on the device; each chain begins with the
     same A. `seconds` is the time for one size, shared by all contestants; `store` is as in `bench`.
 
+    >>> run = chain([2048], repeats=10)  # doctest: +SKIP
+
     Raises ArgumentError for a size or a number of steps below 1 and for the CPU; DeviceError if there is no GPU.
     """
     gpu = asked.ordinal(device)

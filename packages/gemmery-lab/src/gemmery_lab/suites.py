@@ -53,6 +53,8 @@ def bench(
     `store` is a folder: records are appended to <store>/<machine>.jsonl as they are taken. `device` "" is the one that
     the suites are for; "cuda:1" is the second GPU.
 
+    >>> run = bench(["square_f32"], seconds=1.0)  # doctest: +SKIP
+
     Raises ArgumentError for an unknown suite or rival, for rivals of suites that have none, for a suite file with a
     wrong key, and for suites of several devices; DeviceError if there is no such device.
     """

@@ -307,6 +307,9 @@ def tune(minutes: float = 10.0, fresh: bool = False, on_step: OnQuestion = recor
     kept there is no table, unless the package has one, and an older one of this machine is removed: to read one takes a
     first product 4 ms. A run that was interrupted goes on where it was, unless `fresh`. `on_step` hears of each.
 
+    >>> tune(0.2).seconds < 15  # doctest: +SKIP
+    True
+
     Raises ArgumentError for minutes that are not above 0, and where there is no home folder.
     """
     if not 0 < minutes < math.inf:

@@ -198,6 +198,9 @@ class PredictedShare:
 def predict(cores: Iterable[str] = CORES) -> tuple[PredictedShare, ...]:
     """Return a prediction for each core and pair of element types.
 
+    >>> predict(["neoverse-n1"])[0].instruction  # doctest: +SKIP
+    'fmla'
+
     Raises DeviceError where there is no llvm-mca that is new enough.
     """
     program, version = _llvm_mca()

@@ -86,7 +86,7 @@ wheels: $(STAMP) ## build the three packages in dist/, and run tests of the chec
 	@dist/venv/bin/python -m pip --quiet install --only-binary :all: --require-hashes --requirement requirements.lock
 	@dist/venv/bin/python -m pip --quiet install --no-deps dist/*.whl
 	@cd dist/unpacked && ../venv/bin/python -m pytest -q -n 2 \
-	  $(or $(ARGS),tests/test_packaging.py tests/test_docs.py tests/test_import.py packages/gemmery/tests/api/test_api.py packages/gemmery-lab/tests/cli/test_cli.py packages/gemmery-emulator/tests/kernels/test_emulation.py)
+	  $(or $(ARGS),tests/test_packaging.py tests/test_docs.py tests/test_import.py packages/gemmery/tests/api/test_api.py packages/gemmery/tests/api/test_api_out.py packages/gemmery/tests/api/test_api_wrong_arguments.py packages/gemmery-lab/tests/cli/test_cli.py packages/gemmery-emulator/tests/kernels/test_emulation.py)
 
 format: $(STAMP) ## format the source, and fix what can be fixed automatically
 	@$(PYTHON) -m ruff check --fix

@@ -33,6 +33,7 @@ CPU_TESTS = "packages/gemmery/tests/cpu"
 KERNELS = (f"{CPU_TESTS}/test_cpu_arm.py", "-k", "not inner_loop and not limited")
 OTHERS = (
     f"{CPU_TESTS}/test_cpu_packed.py", f"{CPU_TESTS}/test_cpu_threads.py", "packages/gemmery/tests/api/test_api.py",
+    "packages/gemmery/tests/api/test_api_out.py", "packages/gemmery/tests/api/test_api_wrong_arguments.py",
 )  # fmt: skip
 ALWAYS = ("-q", "-p", "no:cacheprovider", "--few")
 COMPILE = """

@@ -9,52 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import split_rules
-from gemmery.cuda import nvrtc, tensormaps
+from gemmery.cuda import tensormaps
 from gemmery.errors import EmulationError, RefusedError
 from gemmery.ladder import float32_parts, float32_pre_pass
-from gemmery.ladder.cuda import CUDA
-from gemmery.ladder.rung import find
 from gemmery.problem import Problem
-from gemmery_lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
-from layouts import laid
-from mutant import edited
-from split_rules import U, chain, enough, expected
+from gemmery_lab.emulated_product import Gemm, problem_of, run_rung
+from split_products import NAMES, RUNGS, multiplied, operands, same
+from split_rules import U, chain, expected
 
 pytestmark = pytest.mark.sampled(7)
 
 pytest.importorskip("cuda.bindings")
 
-NAMES = ("split_fp16x3", "split_bf16x6", "split_paired")
-RUNGS = {name: find(CUDA, name) for name in NAMES}
 BOUNDS = {"split_fp16x3": float32_parts.two_parts, "split_bf16x6": float32_parts.three_parts}
 BOUNDS["split_paired"] = float32_parts.pairs
-
-
-def operands(m, n, k, seed=0):
-    draw = np.random.default_rng(seed)
-    return draw.standard_normal((m, k)).astype(np.float32), draw.standard_normal((k, n)).astype(np.float32)
-
-
-def multiplied(rung, a, b, layouts=("row", "row", "row"), config=None, texts=None, **options):
-    """A B by a rung on the emulator, whose tensor cores round as an H200's do."""
-    a, b = (x if x.ndim == 3 else x[None] for x in (a, b))
-    batch = max(a.shape[0], b.shape[0])
-    images = []
-    for x, layout in zip((a, b), layouts, strict=False):
-        shared = x.shape[0] < batch
-        images.append(laid(np.broadcast_to(x, (batch, *x.shape[1:])), layout, shared)[1])
-    c = laid(np.full((batch, a.shape[1], b.shape[2]), np.nan, np.float32), layouts[2])[1]
-    gemm = Gemm(*images, c, **{key: options.pop(key) for key in ("bias", "alpha", "beta") if key in options})
-    case = problem_of(gemm, "f32", "f32", "h200", **options)
-    runs = run_rung(rung, case, config or {"blocks": 3}, gemm, EmulationOptions(texts=texts))
-    assert [str(each) for run in runs for each in run.findings] == []
-    return c[0] if batch == 1 else c
-
-
-def same(c, wanted):
-    """The same bits, where a NaN is as good as another."""
-    return np.array_equal(c, wanted, equal_nan=True)
 
 
 # ---- bits ----
@@ -215,95 +183,6 @@ def test_blocks_that_share_columns(name, monkeypatch):
     assert same(multiplied(RUNGS[name], a, b, config={"blocks": 4, "bm": 64}), expected(name, a, b))
 
 
-# ---- the guard ----
-
-
-def verdicts(a, b):
-    """What the guard says of each k: its launch writes that into C, where the other half of it writes nothing."""
-    k = a.shape[1]
-    file, line = "split.cuh", "    if (!enough) atomicOr("
-    text = nvrtc.text(file)
-    assert text.count(line) == 1
-
-    def guard(problem, config):
-        whole = RUNGS["split_fp16x3"].geometry(problem, config)
-        kernels = [launch.kernel.split("<")[0] for launch in whole.before]
-        before, last = whole.before[: kernels.index("split_simt")], whole.before[kernels.index("split_simt")]
-        return replace(last, before=before, workspace=whole.workspace, maps=whole.maps)
-
-    rung = RUNGS["split_fp16x3"]._replace(geometry=guard)
-    c = np.full((1, a.shape[0], b.shape[1]), np.nan, np.float32)
-    gemm = Gemm(a[None], b[None], c)
-    texts = {file: text.replace(line, f"    p.c[k] = enough;\n{line}")}
-    runs = run_rung(rung, problem_of(gemm, "f32", "f32", "h200"), {}, gemm, EmulationOptions(texts=texts))
-    assert [str(each) for run in runs for each in run.findings] == []
-    return c.ravel()[:k] == 1
-
-
-def graded(spread):
-    """A and B whose columns and rows of k have opposite magnitudes."""
-    a, b = operands(16, 24, 200)
-    powers = np.random.default_rng(spread).integers(-spread, spread + 1, 200)
-    return np.ldexp(a, powers[None]), np.ldexp(b, -powers[:, None])
-
-
-def at_thresholds(k):
-    """Smallest elements just above, at and just below each limit, and pairs of them around that of their product."""
-    a, b = operands(16, 24, k)
-    a[:, 0], b[0] = 1, 1  # the largest of each row, with the others below it
-    a[:, 1:], b[1:] = a[:, 1:] / 8, b[1:] / 8
-    scale = 2.0**-14  # of the largest element
-    edge = np.float32(scale * 2.0**-9 / k)
-    near = [np.nextafter(edge, np.float32(0)), edge, np.nextafter(edge, np.float32(1))]
-    for at, value in enumerate(near):
-        a[at, 3 + at], b[9 + at, at] = value, value
-    draw = np.random.default_rng(k)
-    for at in range(20, min(k, 120)):
-        x = np.float32(scale * 2.0**-13 * draw.uniform(0.1, 1))
-        y = np.float32(scale * scale * 2.0**-23 / k / x)
-        for _ in range(at % 3):
-            y = np.nextafter(y, np.float32(at % 2))
-        a[at % 16, at], b[at, at % 24] = (-1) ** at * x, y
-    return a, b
-
-
-@pytest.mark.many
-@pytest.mark.parametrize(
-    "given",
-    [
-        operands(16, 24, 200),
-        *map(graded, (4, 16, 30)),
-        *map(at_thresholds, (128, 200, 1000 // 3)),
-        tuple(np.ldexp(x, np.random.default_rng(9).integers(-130, 100, x.shape)) for x in operands(16, 24, 96)),
-        tuple(x * (abs(x) > 0.5) for x in operands(16, 24, 96)),
-    ],
-    ids=["random", "slightly", "graded", "steeply", "128", "200", "333", "everything", "zeros"],
-)
-def test_the_guard(given):
-    """For each k, on random, graded and adversarial operands, and at its thresholds."""
-    a, b = given
-    wide = a.astype(np.float64), b.astype(np.float64)
-    assert np.array_equal(verdicts(a, b), enough(*wide))
-
-
-def test_cases_of_the_guard_differ():
-    """Both verdicts occur within a case at each threshold."""
-    for k in (128, 200, 333):
-        verdict = enough(*(x.astype(np.float64) for x in at_thresholds(k)))
-        assert 0.1 < verdict[20:120].mean() < 0.9
-        assert list(verdict[[3, 5, 9, 11]]) == [False, True, False, True]
-
-
-@pytest.mark.parametrize("spread", [4, 30])
-def test_the_device_chooses_by_the_guard(spread):
-    a, b = graded(spread)
-    wide = a.astype(np.float64), b.astype(np.float64)
-    other = split_rules.three_parts(*wide)
-    c = multiplied(RUNGS["split_fp16x3"], a, b)
-    assert same(c, expected("split_fp16x3", a, b))
-    assert same(c, other) == (spread == 30)
-
-
 # ---- values ----
 
 
@@ -448,68 +327,6 @@ def test_parts_fill_the_workspace(batch):
         run_rung(RUNGS["split_bf16x6"]._replace(geometry=smaller), case, {}, gemm)
 
 
-# ---- wrong versions ----
-
-PARTS, TWO, THREE, PAIRED = "split_parts.cu", "split_fp16x3.cu", "split_bf16x6.cu", "split_paired.cu"
-COMMON, GUARD = "parts.cuh", "split.cuh"
-
-
-@pytest.mark.many
-@pytest.mark.parametrize(
-    ("name", "file", "old", "new"),
-    [
-        ("split_fp16x3", TWO, "begins ? high[i] : this->sums[0][i] + high[i]", "high[i]"),  # the last part only
-        ("split_fp16x3", TWO, "(high, 0, 0, 0, false)", "(high, 0, 0, 0, !begins)"),  # sums kept in the core
-        ("split_fp16x3", TWO, "(corrections, 0, 1, 0, !begins)", "(corrections, 1, 1, 0, !begins)"),
-        ("split_fp16x3", TWO, "0x1p-11f", "0x1p-12f"),
-        ("split_fp16x3", COMMON, "exponent_of(largest[min(column,", "exponent_of(largest[min(column + 1,"),
-        ("split_bf16x6", THREE, "(part, 0, 2, unit", "(part, 2, 2, unit"),
-        ("split_bf16x6", THREE, "(part, 0, 0, unit * COUNT, true)", "(part, 0, 0, unit * COUNT, false)"),
-        ("split_bf16x6", PARTS, "(s - s / 2)", "(s / 2)"),
-        ("split_bf16x6", PARTS, "side + s] = most[s]", "side + s] = most[0]"),
-        (
-            "split_fp16x3",
-            COMMON,
-            "e >= -126 && e <= 127 ?",
-            "e < 10000 ?",
-        ),  # results that are too small for a power of two
-        ("split_paired", PAIRED, "low[i] = __fadd_rn(low[i], error);", "low[i] = error;"),
-        ("split_paired", PAIRED, "double(sums[i]) + double(low[i])", "double(sums[i])"),
-    ],
-)
-def test_a_wrong_kernel_shows(name, file, old, new):
-    texts = edited(file, old, new)
-    a, b = operands(24, 40, 136)
-    a, b = np.abs(a), np.abs(b)
-    a[4], b[:, ::3] = np.ldexp(a[4], -140), 8 * b[:, ::3]
-    c = multiplied(RUNGS[name], a, b, texts=texts)
-    assert not same(c, expected(name, a, b))
-
-
-@pytest.mark.many
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (
-            "b < BLOCKS; ++b) {\n#pragma unroll\n      for (int s = 0; s < 4; ++s) most",
-            "b < 1; ++b) {\n#pragma unroll\n      for (int s = 0; s < 4; ++s) most",
-        ),
-        ("ptx::mapa(there, to)", "ptx::mapa(there, rank)"),
-    ],
-)
-def test_a_wrong_exchange_shows(old, new, monkeypatch):
-    """Where a block does not know the largest elements of the others."""
-    monkeypatch.setattr(float32_pre_pass, "SLABS", (float32_pre_pass.Slab(10_000, 2, 4, 2),))
-    a, b = operands(24, 40, 600)
-    b *= np.ldexp(1, np.random.default_rng(1).integers(0, 12, b.shape)).astype(np.float32)
-    texts = edited(PARTS, old, new)
-    try:
-        c = multiplied(RUNGS["split_bf16x6"], a, b, texts=texts)
-    except AssertionError:  # memory that nothing has written
-        return
-    assert not same(c, expected("split_bf16x6", a, b))
-
-
 @pytest.mark.parametrize(
     ("k", "b_layout", "asked_for", "blocks"),
     [
@@ -532,45 +349,3 @@ def test_a_fifth_of_l2_lies_between_measuring_and_splitting(device, lag):
     (strips,) = float32_pre_pass.split(case, "TwoParts", asked_for=True)
     assert strips.kernel.endswith(f", {lag}>")
     assert strips.grid == (2 * (2 * 64 * 32 + lag), 1, 1)
-
-
-@pytest.mark.many
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("most[s] = max(most[s], __shfl_xor_sync(~0u, most[s], 16));", ""),
-        ("w < SPLIT_THREADS / 32; ++w", "w < 7; ++w"),
-        ("int index = ASKED_FOR ? int(blockIdx.x / 2)", "int index = true ? int(blockIdx.x / 2)"),
-        ("*>(work.measured + strip) < unsigned(deep)", "*>(work.measured + strip) < 0u"),  # a block does not wait
-        ("turned[place(within + e, four)]", "turned[place(within + e, four ^ 4)]"),
-        ("threadIdx.x % 16)] = v[i];\n    __syncthreads();", "threadIdx.x % 16)] = v[i];"),
-        ("    __threadfence();\n    __syncwarp();", "    __syncwarp();"),
-    ],
-)
-def test_wrong_strips_show(old, new, monkeypatch):
-    monkeypatch.setattr(float32_pre_pass, "_SLABS_TO", 0)
-    a, b = operands(24, 40, 272)
-    if "ASKED_FOR" in old:
-        a[3, 5] = 1e-30  # three parts are taken
-    b[15] *= 2.0**14  # the last warp has it
-    texts = edited("split_strips.cu", old, new)
-    try:
-        c = multiplied(RUNGS["split_fp16x3"], a, b, texts=texts)
-    except AssertionError:  # memory that nothing has written
-        return
-    assert not same(c, expected("split_fp16x3", a, b))
-
-
-@pytest.mark.sampled(1)
-@pytest.mark.many
-@pytest.mark.parametrize(
-    ("old", "new"), [("a >= 0x1p-9", "a > 0x1p-9"), ("a * b >=", "float(a * b) >="), ("v[e] != 0", "v[e] > 0")]
-)
-def test_a_wrong_guard_shows(old, new, monkeypatch):
-    right_text, file = nvrtc.text, PARTS if "v[e]" in old else GUARD
-    assert old in right_text(file)  # twice in PARTS
-    wrong = {file: right_text(file).replace(old, new)}
-    monkeypatch.setattr(nvrtc, "text", lambda name: wrong.get(name) or right_text(name))
-    cases = [at_thresholds(128), at_thresholds(200), graded(30)]
-    right = [enough(a.astype(np.float64), b.astype(np.float64)) for a, b in cases]
-    assert any(not np.array_equal(verdicts(*case), verdict) for case, verdict in zip(cases, right, strict=True))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from gemmery import arrange, dtypes
+from gemmery import arrange, dtypes, verify
 from gemmery.arrays import View
 from gemmery.cpu import target
 from gemmery.cpu.ukernel import arm_step
@@ -106,3 +106,17 @@ def adds_bf16_in_pairs() -> bool:
     """Return True if this CPU's products of bfloat16 are dot products of two elements, and not of widened ones."""
     host = target.host()
     return host.has_bf16_dot or host.has_tiles or arm_step(host, "bf16") is not None
+
+
+def agrees(result, a, b, **options):
+    """`result` is the product of a and b within the bound, whatever the number of dimensions of each."""
+    a2 = a[None, :] if a.ndim == 1 else a
+    b2 = b[:, None] if b.ndim == 1 else b
+    result = np.asarray(result)
+    if a.ndim == 1:
+        result = np.expand_dims(result, -1 if b.ndim == 1 else -2)
+    if b.ndim == 1:
+        result = np.expand_dims(result, -1)
+    found = verify.check(result, a2, b2, **options)
+    assert found.error_over_bound <= 1, found
+    return True

@@ -150,10 +150,6 @@ class Matrix:
     def __setitem__(self, ij: tuple[Value | int, Value | int], new: Value) -> None:
         self.f.store(new, self.at(*ij))
 
-    def vector(self, i: Value | int, j: Value | int, lanes: int) -> Value:
-        """Load `lanes` elements of row i from column j on; the row must be contiguous."""
-        return self.f.load(vector(lanes, self.element), self.at(i, j))
-
 
 class Function:
     """A function under construction, used as a context manager, whose end adds the return."""
@@ -312,8 +308,7 @@ class Function:
         if mask is None:
             return self.load(type_, at)
         name = f"llvm.masked.load.{mangle(type_)}.p0"
-        self.module.declare(f"declare {type_} @{name}(ptr, i32, {mask.type}, {type_})")
-        return self.emit(type_, f"call {type_} @{name}({at}, i32 1, {mask}, {type_} zeroinitializer)")
+        return self.intrinsic(name, type_, at, self.const("i32", 1), mask, self.zero(type_))
 
     def store_masked(self, new: Value, at: Value, mask: Value | None) -> None:
         """Store the lanes whose mask bit is set (None: all); the memory of the others is not written."""
@@ -323,20 +318,6 @@ class Function:
         name = f"llvm.masked.store.{mangle(new.type)}.p0"
         self.module.declare(f"declare void @{name}({new.type}, ptr, i32, {mask.type})")
         self.line(f"call void @{name}({new}, {at}, i32 1, {mask})")
-
-    def gather(self, type_: str, places: Value, mask: Value | None = None) -> Value:
-        """Load a value from each address of a vector whose mask bit is set (None: all); the others are zero."""
-        flags = mask or self.const(with_element(places.type, "i1"), 1)
-        name = f"llvm.masked.gather.{mangle(type_)}.v{lanes_of(type_)}p0"
-        self.module.declare(f"declare {type_} @{name}({places.type}, i32, {flags.type}, {type_})")
-        size = SIZES[element_of(type_)]
-        return self.emit(type_, f"call {type_} @{name}({places}, i32 {size}, {flags}, {type_} zeroinitializer)")
-
-    def scatter(self, new: Value, places: Value, mask: Value) -> None:
-        """Store a value at each address of a vector whose mask bit is set."""
-        name = f"llvm.masked.scatter.{mangle(new.type)}.v{lanes_of(new.type)}p0"
-        self.module.declare(f"declare void @{name}({new.type}, {places.type}, i32, {mask.type})")
-        self.line(f"call void @{name}({new}, {places}, i32 {SIZES[element_of(new.type)]}, {mask})")
 
     def prefetch(self, at: Value, write: bool = False, locality: int = 3) -> None:
         """Prefetch a cache line; any address is allowed."""
@@ -403,12 +384,11 @@ class Function:
     def first_lanes(self, count: Value, lanes: int) -> Value:
         """Return a mask whose first `count` lanes are set; `count` may exceed lanes, not negative for over 16."""
         number = "i32" if lanes <= 16 else "i8"
-        ramp = ", ".join(f"{number} {lane}" for lane in range(lanes))
         limit = self.broadcast(self.emit(number, f"trunc {self.min(count, lanes)} to {number}"), lanes)
-        return self.emit(vector(lanes, "i1"), f"icmp slt <{lanes} x {number}> <{ramp}>, {limit.text}")
+        return self.emit(vector(lanes, "i1"), f"icmp slt {self.ramp(limit.type)}, {limit.text}")
 
     def ramp(self, type_: str) -> Value:
-        """Return the vector of floats 0, 1, 2 ..."""
+        """Return the vector of numbers 0, 1, 2 ..."""
         element = element_of(type_)
         numbers = ", ".join(f"{element} {constant(element, lane)}" for lane in range(lanes_of(type_)))
         return Value(self, type_, f"<{numbers}>")

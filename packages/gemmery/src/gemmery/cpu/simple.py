@@ -84,7 +84,7 @@ def _row_times_scalar(
     scales = f.broadcast(scale, lanes)
     last = j0 + (j1 - j0) // lanes * lanes
     with f.loop(j0, last, lanes) as j:
-        f.store(f.fma(scales, b.vector(p, j, lanes), c.vector(i, j, lanes)), c.at(i, j))
+        f.store(f.fma(scales, f.load(wide, b.at(p, j)), f.load(wide, c.at(i, j))), c.at(i, j))
     with f.if_(last < j1):
         mask = f.first_lanes(j1 - last, lanes)
         row = f.load_masked(wide, b.at(p, last), mask)

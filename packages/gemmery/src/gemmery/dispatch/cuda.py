@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from gemmery import dtypes
 from gemmery.cuda import choose, driver, geometry, traced_function
-from gemmery.cuda.choose.cost import parts_pay, residues_pay
+from gemmery.cuda.choose.ways import parts_pay, residues_pay
 from gemmery.cuda.device import Device
 from gemmery.cuda.launch import too_large
 from gemmery.dispatch.cpu import Candidate

@@ -13,8 +13,8 @@ from typing import Any
 
 from gemmery.banks import WARP
 from gemmery.cpu.ir import Function, Module, Value
-from gemmery.cpu.ir_types import SIZES, vector
-from gemmery_emulator.kernels.native.block_operations import TYPES, emit, flipped, lanes, splat
+from gemmery.cpu.ir_types import SIZES, element_of, mangle, vector
+from gemmery_emulator.kernels.native.block_operations import TYPES, emit, flipped, gathered, lanes, splat
 from gemmery_emulator.kernels.native.frames import ACCESS, CONTEXT, EXTENDED, LANES, WORD, FrameFields
 from gemmery_emulator.kernels.native.translation import (
     AsyncCopy,
@@ -42,6 +42,13 @@ def module(translation: Translation, blocks: Iterable[int]) -> Module:
 def memory_type(stored: str) -> str:
     """Return the type in which a register is kept in memory: a flag takes a byte."""
     return "i8" if stored == "?" else TYPES[stored]
+
+
+def _scatter(f: Function, new: Value, places: Value, mask: Value) -> None:
+    """Store a value at each address of a vector whose mask bit is set."""
+    name = f"llvm.masked.scatter.{mangle(new.type)}.v{LANES}p0"
+    f.module.declare(f"declare void @{name}({new.type}, {places.type}, i32, {mask.type})")
+    f.line(f"call void @{name}({new}, {places}, i32 {SIZES[element_of(new.type)]}, {mask})")
 
 
 class _Function:
@@ -117,9 +124,9 @@ class _Function:
             for number, operand in enumerate(move.elements):
                 places = f.emit(lanes("ptr"), f"getelementptr i8, {memory}, {at + number * SIZES[element]}")
                 if move.stores:
-                    f.scatter(group.read(operand, move.kind), places, group.mask)
+                    _scatter(f, group.read(operand, move.kind), places, group.mask)
                 else:
-                    group.write(operand, move.kind, f.gather(lanes(element), places, group.mask))
+                    group.write(operand, move.kind, gathered(f, lanes(element), places, group.mask))
             group.finish()
 
     def _exchange(self, form: WarpExchange) -> None:

@@ -19,7 +19,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from gemmery.banks import WARP
 from gemmery.cpu.ir import Function, Module, Value
-from gemmery.cpu.ir_types import element_of, vector, with_element
+from gemmery.cpu.ir_types import SIZES, element_of, mangle, vector, with_element
 from gemmery.cpu.target import Target
 from gemmery_emulator import exact
 from gemmery_emulator.instructions import opcode
@@ -302,13 +302,19 @@ def exchange(spelling: str) -> Emit | None:
     return None
 
 
+def gathered(f: Function, type_: str, places: Value, mask: Value) -> Value:
+    """Load a value from each address of a vector whose mask bit is set; the others are zero."""
+    name = f"llvm.masked.gather.{mangle(type_)}.v{LANES}p0"
+    return f.intrinsic(name, type_, places, f.const("i32", SIZES[element_of(type_)]), mask, f.zero(type_))
+
+
 def _shuffle(mode: str) -> Emit:
     def shuffled(f: Function, passed: Value, t: Value, b: Value, c: Value) -> tuple[Value, Value]:
         kind, dtype = lanes("i32"), np.dtype(np.int32)
         lane = f.broadcast(f.emit("i32", f"trunc {t & (WARP - 1)} to i32"), LANES) + f.ramp(kind)
         source, inside = source_of(mode, *(TracedLanes(f, each, dtype) for each in (lane, b, c)))
         places = f.emit(lanes("ptr"), f"getelementptr i32, {passed}, {source.value}")
-        return f.gather(kind, places), inside.value
+        return gathered(f, kind, places, f.const(lanes("i1"), 1)), inside.value
 
     return shuffled
 

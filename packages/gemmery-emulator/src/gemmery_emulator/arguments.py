@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gemmery.errors import ArgumentError, LayoutError, brief
-from gemmery_emulator import specials, symbols
+from gemmery_emulator import heap, specials, symbols
 from gemmery_emulator.hopper.tensormap import BYTES, TensorMap
 from gemmery_emulator.memory import Global, same_bytes
 from gemmery_emulator.op import NUMPY
@@ -58,9 +58,10 @@ def memory_of(arrays: Arrays, kernels: Sequence[PtxKernel] = (), scratch: Mappin
     variables = {name: variable for name, variable in every if variable.space in ("global", "const")}
     sizes = {name: array.nbytes for name, array in arrays.items()}
     beside = {name: array.ctypes.data % ALIGNED for name, array in arrays.items()}
-    memory = Global(
-        {**sizes, **(scratch or {}), **{name: variable.size for name, variable in variables.items()}}, beside
-    )
+    takes = any(map(heap.takes_memory, kernels))
+    sizes |= {**(scratch or {}), **{name: variable.size for name, variable in variables.items()}}
+    memory = Global(sizes, beside, heap.TIMES * heap.LIMIT if takes else 0)
+    memory.heap = heap.Heap(memory.behind) if takes else None
     for name, array in arrays.items():
         memory.bytes(name)[:] = _bytes(array)
     for name, variable in variables.items():

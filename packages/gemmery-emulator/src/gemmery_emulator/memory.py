@@ -11,12 +11,15 @@ import hashlib
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gemmery_emulator.op import Mask, Values, highest, lowest
+
+if TYPE_CHECKING:
+    from gemmery_emulator.heap import Heap
 
 PAGE = 4096
 APART = 512  # smallest gap between arrays in bytes, so that an access beyond an end does not reach another array
@@ -128,17 +131,19 @@ class Space:
 class Global(Space):
     """Global memory: all arrays of a launch, and the module's variables.
 
-    Each begins at a multiple of 512 bytes plus `beside` bytes.
+    Each begins at a multiple of 512 bytes plus `beside` bytes; `behind` them are so many bytes for a heap.
     """
 
-    def __init__(self, sizes: dict[str, int], beside: Mapping[str, int] | None = None) -> None:
+    def __init__(self, sizes: dict[str, int], beside: Mapping[str, int] | None = None, behind: int = 0) -> None:
+        self.heap: Heap | None = None  # of malloc() in kernels
         self.allocations: list[Allocation] = []
         place = PAGE
         for name, size in sizes.items():
             step = (beside or {}).get(name, 0)
             self.allocations.append(Allocation(name, place + step, size))
             place += -(-max(step + size, 1) // APART) * APART + APART
-        super().__init__(np.zeros(place + PAGE, np.uint8))
+        self.behind = place
+        super().__init__(np.zeros(place + behind + PAGE, np.uint8))
         self.safe = np.int64(0)  # an address that is safe to read, and holds zeros
         self._starts = [allocation.start for allocation in self.allocations]
 
@@ -162,6 +167,8 @@ class Global(Space):
 
     def nearest(self, address: int) -> Allocation | None:
         """Return the array that holds an address, else the last one before it, else the first one."""
+        if self.heap is not None and self.heap.start <= address < self.heap.stop:
+            return self.heap.nearest(address)
         if not self.allocations:
             return None
         return self.allocations[max(bisect_right(self._starts, address) - 1, 0)]
@@ -180,6 +187,8 @@ class Global(Space):
         starts, stops = np.array([(a.start, a.stop) for a in self.allocations] or [(0, 0)], np.int64).T
         place = np.maximum(place, 0)
         bad = (addresses < starts[place]) | (addresses + width > stops[place])
+        if self.heap is not None:
+            bad &= ~self.heap.holds(addresses, width)
         if mask is not None:
             bad &= mask
         return bad if bad.any() else None

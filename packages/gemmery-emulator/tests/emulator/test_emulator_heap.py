@@ -70,6 +70,9 @@ def test_both_ways_count_alike(monkeypatch):
 FAULTS = {  # a statement on each line, from line 4
     "beyond": ("int* p = (int*)malloc(12);\np[3] = i;", 5, "out of bounds", "4 bytes beyond the 12 bytes of malloc"),
     "read beyond": ("int* p = new int[2];\np[1] = 1; x[i] = p[1 + a0];", 5, "out of bounds", "beyond the 8 bytes"),
+    "across the end": (
+        "char* p = (char*)malloc(12);\n*(long long*)(p + 8) = i;", 5, "out of bounds", "4 bytes beyond the 12 bytes",
+    ),
     "before": ("int* p = (int*)malloc(12);\np[-1] = i;", 5, "out of bounds", "4 bytes before the 12 bytes of malloc"),
     "far": ("char* p = (char*)malloc(12);\np[5000] = i;", 5, "out of bounds", "beyond the 12 bytes"),
     "use after free": (

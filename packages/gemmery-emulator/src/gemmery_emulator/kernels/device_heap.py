@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery_emulator.heap import LIMIT, TIMES, Heap
-from gemmery_emulator.memory import APART, PAGE, Allocation, Bytes, Global
+from gemmery_emulator.memory import APART, LIMIT, PAGE, TIMES, Allocation, Bytes, Global, Heap
 
 WORD = 8  # bytes of a pointer
 FIRST = 1 << 20  # bytes of memory that exist at first

@@ -16,8 +16,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from gemmery.errors import ArgumentError, LayoutError, brief
 from gemmery_emulator import specials, symbols
+from gemmery_emulator.heap import takes_memory
 from gemmery_emulator.hopper.tensormap import BYTES, TensorMap
-from gemmery_emulator.memory import Global, same_bytes
+from gemmery_emulator.memory import LIMIT, TIMES, Global, Heap, same_bytes
 from gemmery_emulator.op import NUMPY
 from gemmery_emulator.ptx import Parameter, PtxKernel, Special
 from gemmery_emulator.textures import Texture
@@ -58,9 +59,10 @@ def memory_of(arrays: Arrays, kernels: Sequence[PtxKernel] = (), scratch: Mappin
     variables = {name: variable for name, variable in every if variable.space in ("global", "const")}
     sizes = {name: array.nbytes for name, array in arrays.items()}
     beside = {name: array.ctypes.data % ALIGNED for name, array in arrays.items()}
-    memory = Global(
-        {**sizes, **(scratch or {}), **{name: variable.size for name, variable in variables.items()}}, beside
-    )
+    takes = any(map(takes_memory, kernels))
+    sizes |= {**(scratch or {}), **{name: variable.size for name, variable in variables.items()}}
+    memory = Global(sizes, beside, TIMES * LIMIT if takes else 0)
+    memory.heap = Heap(memory.behind) if takes else None
     for name, array in arrays.items():
         memory.bytes(name)[:] = _bytes(array)
     for name, variable in variables.items():

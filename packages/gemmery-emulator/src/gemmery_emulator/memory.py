@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery_emulator.op import Mask, Values, highest, lowest
+from gemmery.errors import EmulationError
+from gemmery_emulator.op import Flags, Mask, Values, highest, lowest
 
 PAGE = 4096
 APART = 512  # smallest gap between arrays in bytes, so that an access beyond an end does not reach another array
@@ -25,6 +26,10 @@ HASHED = 1 << 23  # bytes from which a hash is kept and not a copy: it takes fiv
 SHARED_WINDOW = 1 << 40
 LOCAL_WINDOW = 1 << 41
 PARAMETER_WINDOW = 1 << 42
+LIMIT = 8 << 20  # bytes that malloc() may take at once: cudaLimitMallocHeapSize, unless a program sets it
+TIMES = 16  # addresses for each byte of the limit
+ALIGNED = 16  # bytes, of its blocks
+BETWEEN = 64  # bytes between two blocks
 
 Bytes = NDArray[np.uint8]
 
@@ -125,20 +130,95 @@ class Space:
                 view[index, place] = some
 
 
+class Heap:
+    """The blocks of a heap, in the order of their addresses."""
+
+    def __init__(self, start: int, limit: int = LIMIT) -> None:
+        self.start, self.stop, self.limit, self.used = start, start + TIMES * limit, limit, 0
+        self._blocks = [Allocation("the start of the heap", start, 0)]
+        self._bounds = np.full((2, 64), start, np.int64)  # where blocks begin and end; 0 for the end of a freed one
+        self._written: Bytes = np.zeros(self.stop - start, np.uint8)  # whether a thread has written a byte
+
+    def take(self, size: int, line: str) -> int:
+        """The address of a new block, 0 if the heap is spent."""
+        start, number = self._blocks[-1].start + _room(self._blocks[-1].size) + BETWEEN, len(self._blocks)
+        if self.used + _room(size) > self.limit:
+            return 0
+        if start + _room(size) > self.stop:
+            most = f"malloc() gives {self.stop - self.start:,} bytes in all, at most"
+            raise EmulationError(f"{line}: {most}, freed ones too: take memory once and use it again")
+        self.used += _room(size)
+        self._blocks.append(Allocation(f"the {size} bytes of malloc() at {line}", start, size))
+        if number == self._bounds.shape[1]:
+            self._bounds = np.concatenate((self._bounds, self._bounds), axis=1)
+        self._bounds[:, number] = start, start + size
+        return start
+
+    def free(self, address: int, line: str) -> str:
+        """Free a block; returns what is wrong with the address, "" if nothing is."""
+        number = int(self._numbers(address))
+        block = self._blocks[number]
+        if not number or block.start != address:
+            return f"frees address {address:#x}, which malloc() did not give: pass what malloc() or new returned"
+        if not self._bounds[1, number]:
+            return f"frees {block.name}: free it once"
+        self._blocks[number], self._bounds[1, number] = replace(block, name=f"{block.name}, freed at {line}"), 0
+        self.used -= _room(block.size)
+        return ""
+
+    def holds(self, addresses: Values, width: int) -> Flags:
+        """Whether each access lies in a block that is not freed."""
+        inside: Flags = (addresses >= self.start) & (addresses + width <= self._bounds[1, self._numbers(addresses)])
+        return inside
+
+    def nearest(self, address: int) -> Allocation:
+        """The block at an address or before it, without bytes if it is freed."""
+        number = int(self._numbers(address))
+        return self._blocks[number] if self._bounds[1, number] else replace(self._blocks[number], size=0)
+
+    def beyond(self, address: int, width: int) -> str:
+        """Why an access is in no block, and what to do about it."""
+        number = int(self._numbers(address))
+        block, after = self._blocks[number], self._blocks[min(number + 1, len(self._blocks) - 1)]
+        if 0 < after.start - address <= BETWEEN // 2:
+            return f"address {address:#x}, {after.start - address} bytes before {after.name}; bound the index"
+        if (over := address + width - block.stop) <= 0:
+            return f"address {address:#x} in {block.name}; free it after its last use"
+        return f"address {address:#x}, ending {over} bytes beyond {block.name}; bound the index, or allocate more"
+
+    def unwritten(self, addresses: Values, width: int, reads: bool, writes: bool) -> Values:
+        """The accesses, of these, that read bytes which no thread has written."""
+        some = np.flatnonzero((addresses >= self.start) & (addresses < self.stop))
+        places = (addresses[some] - self.start)[:, None] + np.arange(width)
+        empty = some[~self._written[places].all(axis=1)] if reads else some[:0]
+        if writes:
+            self._written[places] = 1
+        return empty
+
+    def _numbers(self, addresses: Values | int) -> Values:
+        return np.maximum(np.searchsorted(self._bounds[0, : len(self._blocks)], addresses, side="right") - 1, 0)
+
+
+def _room(size: int) -> int:
+    return -(-size // ALIGNED) * ALIGNED
+
+
 class Global(Space):
     """Global memory: all arrays of a launch, and the module's variables.
 
-    Each begins at a multiple of 512 bytes plus `beside` bytes.
+    Each begins at a multiple of 512 bytes plus `beside` bytes; `behind` them are so many bytes for a heap.
     """
 
-    def __init__(self, sizes: dict[str, int], beside: Mapping[str, int] | None = None) -> None:
+    def __init__(self, sizes: dict[str, int], beside: Mapping[str, int] | None = None, behind: int = 0) -> None:
+        self.heap: Heap | None = None  # of malloc() in kernels
         self.allocations: list[Allocation] = []
         place = PAGE
         for name, size in sizes.items():
             step = (beside or {}).get(name, 0)
             self.allocations.append(Allocation(name, place + step, size))
             place += -(-max(step + size, 1) // APART) * APART + APART
-        super().__init__(np.zeros(place + PAGE, np.uint8))
+        self.behind = place
+        super().__init__(np.zeros(place + behind + PAGE, np.uint8))
         self.safe = np.int64(0)  # an address that is safe to read, and holds zeros
         self._starts = [allocation.start for allocation in self.allocations]
 
@@ -162,6 +242,8 @@ class Global(Space):
 
     def nearest(self, address: int) -> Allocation | None:
         """Return the array that holds an address, else the last one before it, else the first one."""
+        if self.heap is not None and self.heap.start <= address < self.heap.stop:
+            return self.heap.nearest(address)
         if not self.allocations:
             return None
         return self.allocations[max(bisect_right(self._starts, address) - 1, 0)]
@@ -180,6 +262,8 @@ class Global(Space):
         starts, stops = np.array([(a.start, a.stop) for a in self.allocations] or [(0, 0)], np.int64).T
         place = np.maximum(place, 0)
         bad = (addresses < starts[place]) | (addresses + width > stops[place])
+        if self.heap is not None:
+            bad &= ~self.heap.holds(addresses, width)
         if mask is not None:
             bad &= mask
         return bad if bad.any() else None

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gemmery.errors import EmulationError
-from gemmery_emulator import reach
+from gemmery_emulator import heap, reach
 from gemmery_emulator.machine import Machine, report_misuse
 from gemmery_emulator.memory import Bytes
 from gemmery_emulator.op import Mask
@@ -130,10 +130,12 @@ class _Arguments:
 
 
 def _call(lowering: Lowering, instruction: Instruction, index: int) -> Step:
-    """A call of a function outside the text: printf, or an error when a thread reaches it."""
+    """A call of a function outside the text: printf, malloc and free, or an error when a thread reaches it."""
     (name,) = instruction.opcode.modifiers
     if name == "vprintf":
         return _printf(lowering, instruction, index)
+    if name in heap.CALLS:
+        return heap.call(lowering, instruction, index)
     error = EmulationError(
         f"a call of {name} ({instruction.line}) is not modeled: remove it for the emulator, for "
         "example with #ifndef EMULATED and options=('-DEMULATED',) (-o -DEMULATED)"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from gemmery_emulator.findings.orders import UPDATES, Orders, orders
 from gemmery_emulator.findings.shared_races import SharedRaces, TensorRaces
 from gemmery_emulator.hopper.mbarrier import Mbarriers
 from gemmery_emulator.lower import Unwritten
-from gemmery_emulator.machine import Access, Machine, Observer
+from gemmery_emulator.machine import Access, Machine, Observer, Pieces, active
 from gemmery_emulator.op import Flags, Indices, Mask
 from gemmery_emulator.ptx import Line, PtxKernel
 
@@ -74,6 +74,22 @@ class Findings(Observer):
             few = event.mask is not None and np.count_nonzero(event.mask) <= machine.warps
             if not (few and event.kind == "atom"):  # one lane of a warp takes a lock or a ticket, or waits
                 self.of_shared.clocks.publishing.write(event.index, event.mask, self.of_shared.clocks.clock)
+        if machine.memory.heap is not None and event.space == "global" and event.kind != "bulk":
+            threads, writes = active(machine, event.mask), event.kind in ("st", *UPDATES)
+            self._in_heap(event.index, threads, machine.spread(event.addresses)[threads], event.width, writes)
+
+    def transferred(self, machine: Machine, index: int, places: Callable[[], Pieces]) -> None:
+        if machine.memory.heap is not None:
+            writes = "bulk_group" in machine.kernel.instructions[index].opcode.modifiers
+            self._in_heap(index, *places(), writes)
+
+    def _in_heap(self, index: int, threads: Indices, addresses: Indices, width: int, writes: bool) -> None:
+        heap, reads = self._machine.memory.heap, messages.does(self._machine, index, globally=True) != "writes"
+        assert heap is not None
+        if (empty := heap.unwritten(addresses, width, reads, writes)).size:
+            where = messages.address(self._machine, "global", int(addresses[empty[0]]))
+            what = f"reads {width} bytes at {where}, which no thread has written: malloc() does not set them"
+            self._broken("uninitialized", index, threads[empty], what)
 
     def barrier(self, machine: Machine, index: int, barrier: int, mask: Mask) -> None:
         every = leaving(machine, index, barrier, mask)

@@ -79,6 +79,9 @@ def beyond(machine: Machine, space: str, at: int, width: int, index: int, reach:
         size, whose = (machine.shared.size, "block") if space == "shared" else (machine.kernel.local, "thread")
         far = f"{-at} bytes before them" if at < 0 else f"it ends {at + width - size} bytes beyond them"
         return f"byte {at} of {space} memory: a {whose} has {size} bytes, {far}; bound the index, or ask for more"
+    heap = machine.memory.heap
+    if heap is not None and heap.start <= at < heap.stop:
+        return heap.beyond(at, width)
     reached = reach.arrays[index]  # that the address is computed from; None if they are not known
     arrays = [array for array in machine.memory.allocations if reached is None or array.name in reached]
     # By the distance of the access before an array, or the bytes that it reaches beyond it.

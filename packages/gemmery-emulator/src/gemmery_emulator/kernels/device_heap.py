@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery_emulator.memory import APART, PAGE, Allocation, Bytes, Global
+from gemmery_emulator.memory import APART, LIMIT, PAGE, TIMES, Allocation, Bytes, Global, Heap
 
 WORD = 8  # bytes of a pointer
 FIRST = 1 << 20  # bytes of memory that exist at first
@@ -41,6 +41,8 @@ class DeviceHeap:
         self.live: dict[int, Allocation] = {}
         self.freed: dict[int, list[int]] = {}  # addresses by their room
         self.managed: dict[int, Managed] = {}
+        self.limit = LIMIT  # bytes that malloc() in kernels may take
+        self.of_kernels: Heap | None = None  # where it takes them, once a kernel has called it
 
     def allocate(self, name: str, size: int) -> Allocation | None:
         """Make an allocation, of zeros; None if there is no memory left."""
@@ -49,15 +51,23 @@ class DeviceHeap:
             return None
         start = self.freed[room].pop() if self.freed.get(room) else self.top
         if start == self.top:
-            self.top += room
-            if self.top + PAGE > len(self.data):
-                grown = np.zeros(max(2 * len(self.data), self.top + PAGE), np.uint8)
-                grown[: len(self.data)] = self.data
-                self.data = grown
+            self._grow(room)
         self.data[start : start + size] = 0
         self.live[start] = allocation = Allocation(name, start, size)
         self.used += size
         return allocation
+
+    def open(self) -> None:
+        """Make room for malloc() in kernels."""
+        self.of_kernels = Heap(self.top, self.limit)
+        self._grow(TIMES * self.limit)
+
+    def _grow(self, room: int) -> None:
+        self.top += room
+        if self.top + PAGE > len(self.data):
+            grown = np.zeros(max(2 * len(self.data), self.top + PAGE), np.uint8)
+            grown[: len(self.data)] = self.data
+            self.data = grown
 
     def share(self, name: str, size: int, address: int = 0) -> Managed | None:
         """Make memory that the host may use, too, or let the device use the host's at an address."""
@@ -125,7 +135,9 @@ class DeviceHeap:
 
     def memory(self, symbols: dict[int, str]) -> Global:
         """The memory of a launch; `named` are the names of variables of its module, by their addresses."""
-        return Global.over(self.data[: self.top + PAGE], list(self._visible(symbols)))
+        memory = Global.over(self.data[: self.top + PAGE], list(self._visible(symbols)))
+        memory.heap = self.of_kernels
+        return memory
 
     def _visible(self, symbols: dict[int, str]) -> Iterator[Allocation]:
         for start in sorted(self.live):

@@ -12,6 +12,7 @@ import signal
 import struct
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partialmethod
 from pathlib import Path
@@ -25,6 +26,7 @@ from gemmery.cuda import device as cards
 from gemmery.cuda import include
 from gemmery.errors import CompileError, EmulationError
 from gemmery_emulator.arguments import BoundArguments
+from gemmery_emulator.heap import takes_memory
 from gemmery_emulator.kernels import host_part
 from gemmery_emulator.kernels.blas_calls import MAPPING, BlasCalls, UnmappedError
 from gemmery_emulator.kernels.device_heap import DeviceHeap
@@ -114,6 +116,11 @@ class Runtime(BlasCalls):
         """An address on the device, or an error below zero."""
         allocation = self.heap.allocate(allocation_name(_text(name), line), size)
         return allocation.start if allocation else -NO_MEMORY
+
+    def on_limit(self, size: int) -> int:
+        """Set the bytes that malloc() in kernels may take, before a kernel calls it."""
+        self.heap.limit = size
+        return INVALID if self.heap.of_kernels else 0
 
     def on_managed(self, name: int, line: int, size: int) -> int:
         """An address on the host of memory that kernels may use, too."""
@@ -212,6 +219,8 @@ class Runtime(BlasCalls):
     def _variables_of(self, compiled: CompiledKernel, called: str) -> dict[int, str]:
         """Place the variables of a kernel's module that are not yet there; their names by address."""
         kernel = compiled.program.kernel
+        if takes_memory(kernel) and not self.heap.of_kernels:
+            self.heap.open()
         symbols, fresh = dict[int, str](), dict[str, Variable]()
         for name, variable in kernel.variables.items():
             if variable.space not in ("global", "const"):
@@ -334,7 +343,7 @@ class _Binding:
     def __call__(self) -> BoundArguments:
         memory = self.runtime.heap.memory(self.symbols)
         if not self.is_first:
-            memory.data = memory.data.copy()
+            memory.data, memory.heap = memory.data.copy(), deepcopy(memory.heap)
         return BoundArguments(memory, self.parameters, {})
 
 

@@ -15,10 +15,11 @@ from gemmery.errors import EmulationError
 from gemmery_emulator.instructions import opcode
 from gemmery_emulator.ptx import Address, Instruction, Label, Opcode, Operand, Register, Symbol, Vector
 from gemmery_emulator.ptx.body import NAME, SWITCH, Body, case, reachable, signature
-from gemmery_emulator.ptx.scopes import SIZES
+from gemmery_emulator.ptx.scopes import SINK, SIZES
 
 DEEPEST = 64  # nested calls
 LONGEST = 1 << 18  # instructions of a kernel after inlining
+PASSED = ("vprintf", "malloc", "free")  # functions outside the text that get their parameters
 WAY_OUT = "mark the function __forceinline__"
 
 
@@ -177,7 +178,7 @@ class _Expansion:
             elif name:
                 # A failed assert() ends the launch.
                 what = opcode("trap") if name == "__assertfail" else instruction.opcode
-                operands = self._passed(instruction) if name == "vprintf" else ()
+                operands = self._passed(instruction) if name in PASSED else ()
                 self.instructions.append(replace(instruction, opcode=what, operands=operands))
             elif end is not None and instruction.opcode.name == "ret":
                 if instruction is last and instruction.guard is None:
@@ -256,8 +257,12 @@ class _Expansion:
 
     def _passed(self, call: Instruction) -> tuple[Operand, ...]:
         """The results and parameters, as registers, of a call that remains."""
-        operands = (operand for vector in call.operands if isinstance(vector, Vector) for operand in vector.elements)
-        return tuple(self._whole(operand.name) if isinstance(operand, Symbol) else operand for operand in operands)
+        results, passed = ([*each.elements] for each in call.operands if isinstance(each, Vector))
+        size = 4 if _callee(call) == "vprintf" else 8  # of a result that nobody reads
+        return tuple(
+            self._whole(operand.name, size) if isinstance(operand, Symbol) else operand
+            for operand in (*(results or [SINK]), *passed)
+        )
 
     def _slot_memory(self, instruction: Instruction) -> Symbol | None:
         for operand in instruction.operands:
@@ -290,8 +295,8 @@ class _Expansion:
         if isinstance(to, Register) and to.type:
             self._move(call, to, source)
 
-    def _whole(self, name: str) -> Register:
-        self.slots[name].setdefault(0, 4)
+    def _whole(self, name: str, size: int = 4) -> Register:
+        self.slots[name].setdefault(0, size)
         return self._slot(name, 0)
 
     def _move(self, origin: Instruction, to: Register, source: Operand, bits: int = 0, sign: str = "u") -> None:

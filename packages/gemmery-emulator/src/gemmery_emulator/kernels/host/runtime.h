@@ -312,7 +312,9 @@ enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
 enum cudaLimit { cudaLimitStackSize, cudaLimitPrintfFifoSize, cudaLimitMallocHeapSize };
 inline cudaError_t cudaDeviceSetCacheConfig(cudaFuncCache) { return cudaSuccess; }
 inline cudaError_t cudaDeviceSetSharedMemConfig(cudaSharedMemConfig) { return cudaSuccess; }
-inline cudaError_t cudaDeviceSetLimit(cudaLimit, size_t) { return cudaSuccess; }
+inline cudaError_t cudaDeviceSetLimit(cudaLimit limit, size_t bytes) {
+  return limit == cudaLimitMallocHeapSize ? gemmery::noted(gemmery::call("limit", bytes)) : cudaSuccess;
+}
 typedef int cudaMemPool_t;
 inline cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) { return gemmery::noted(cudaErrorInvalidDevice); }
 inline cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) { *can = 0; return cudaSuccess; }

@@ -32,7 +32,7 @@ from gemmery.ladder import simt_tiled
 
 KEYS = "bm", "bn", "bk", "wm", "wn", "tm", "tn", "stages", "blocks"
 RIVALS, SPLITS_EACH = 26, 3  # configurations of a product, and parts of k of a tile
-# Tiles that the library has not, at a guess of their speed.
+# Tiles that the library does not have, at a guess of their speed.
 MORE = {
     "rows": (Tiling(64, 64, 16, 32, 64, 8, 8, 3, 7, 110), Tiling(128, 64, 16, 64, 32, 8, 8, 3, 3, 110)),
     "pieces": (Tiling(64, 128, 16, 32, 64, 8, 8, 3, 2, 100), Tiling(64, 32, 16, 32, 32, 8, 4, 4, 5, 87)),

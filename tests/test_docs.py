@@ -185,6 +185,11 @@ def test_every_document_is_in_the_index():
     assert [name for name in sorted(single) if f"]({name})" not in text] == []
 
 
+def test_no_number_with_a_period_begins_a_line():
+    """Within a sentence Markdown takes such a line for an item of a list, and drops the number."""
+    assert in_each(DOCUMENTS, re.compile(r"[\w,]\n *\d+\. .*").findall) == {}
+
+
 def test_the_readme_is_short():
     assert (ROOT / "README.md").stat().st_size <= 6144
 

@@ -276,9 +276,9 @@ def _spread(name: str, z: View, shape: Ints) -> View:
 
 
 def _along(z: View | None, alone: bool, *shapes: Ints) -> int | None:
-    """Return the elements from a factor to the next, 0 of one factor; None for another shape than these of one operand.
+    """Return the elements from a factor to the next, or 0 for a single factor; None if z has none of the shapes.
 
-    With batch dimensions, where an operand is not `alone`, it has one factor.
+    An operand with batch dimensions, which is not `alone`, has a single factor.
     """
     if z is None or z.shape in ((), (1,), (1, 1)):
         return 0

@@ -41,8 +41,8 @@ from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
 
 _SMALLER = {"bm": 128, "bn": 128, "stages": 5, "cm": 1, "cn": 1}  # a tile of wgmma_epilogue with registers to spare
-# Products whose blocks exchange numbers of rows, by the elements of C and columns: of 2048 x 4096 and 4096 x 4096 that
-# is faster than a pass over sums in memory, of 512 x 4096 and 8192 x 8192 slower (docs/findings/functions_on_a_gpu.md).
+# Blocks exchange numbers of rows from so many elements of C on, up to so many columns. That beats a pass over sums in
+# memory for 2048 x 4096 and 4096 x 4096, not for 512 x 4096 and 8192 x 8192 (docs/findings/functions_on_a_gpu.md).
 _MANY, _WIDEST = 1 << 23, 4096
 _THREADS, _BLOCKS = 256, 16  # of a block of traced_rows, and its blocks for each multiprocessor
 
@@ -270,10 +270,8 @@ def _fused(
         return None
     if a.dtype not in ("f16", "bf16", "f32") or resolved(options.precision, a.dtype, c.dtype, a.device):
         return None
-    staged, sums = (
-        not graph.statistics and _is_staged(outputs),
-        View(0, c.shape, arrays.contiguous(c.shape, 4), "f32", c.device),
-    )
+    staged = not graph.statistics and _is_staged(outputs)
+    sums = View(0, c.shape, arrays.contiguous(c.shape, 4), "f32", c.device)
     terms = for_kernel(options._replace(batch_invariant=bool(options.batch_invariant), precision=None))
     call = DeviceCall(still(a), still(bs[0]), still(c), options=terms)
     for matrices in (2, 1) if len(bs) == 2 and bs[0].strides == bs[1].strides else (1,):

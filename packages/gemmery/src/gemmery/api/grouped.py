@@ -104,7 +104,7 @@ def grouped_matmul(
     <BLANKLINE>
            [[12., 15.]]])
 
-    There is no `bias`; blocks of 128 of k with factors begin with `a`, not a group: multiples of 128 are the fastest.
+    There is no `bias`. Blocks of 128 of k count from the first column of `a`; groups begin best at multiples of 128.
 
     Without `offsets`, `a` and `b` are lists of matrices of any shapes, and the result is the list of their products;
     `out` is a list or None, `bias`, `scale_a` and `scale_b` are lists with an element (or None) for each product, or
@@ -244,7 +244,7 @@ def multiply_groups(a: Any, b: Any, ends: Sequence[int], out: Any, terms: Option
     each_row, each_group = (not deep and shape not in ((), (1,)) for shape in sides[1:])
     for group, (start, end) in enumerate(pairwise((0, *ends))):
         if in_blocks and start % _BLOCK:
-            raise ArgumentError(f"group {group} begins at {start}: in blocks of {_BLOCK} of k with a factor each")
+            raise ArgumentError(f"group {group} begins at {start}: with factors of blocks, use a multiple of {_BLOCK}")
         part = slice(start // _BLOCK, -(-end // _BLOCK))
         options = terms._replace(
             bias=bias[group] if len(sides[0]) == 2 else bias,

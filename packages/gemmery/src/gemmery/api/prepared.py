@@ -135,6 +135,7 @@ def prepare(call: DeviceCall) -> TieredLaunch:
     at_once = not tiers.enabled() or work >= LARGE or _at_once(form, problem)
     run = None if at_once else _general(form, problem, call)
     if run is None and parts_in_graphs(problem):
+        # With batch_invariant parts are chosen whatever their time.
         options = (True if field == "invariant" else value for field, value in zip(FIELDS, call.options, strict=True))
         in_parts = call._replace(options=tuple(options))
         return OutsideGraphs(form, specialized(call).run, lambda: specialized(in_parts).run)

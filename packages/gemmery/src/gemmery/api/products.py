@@ -72,7 +72,7 @@ def _matmul(a: Any, b: Any, /, out: Any = None, **keywords: Any) -> Any:
     filled. Overflow gives infinities, and no warning whatever `np.errstate` says.
 
     Arrays on a CUDA device are multiplied there, on the current stream of a's library; compute capability 9.0 also
-    multiplies float8 (into bfloat16; float16 or float32 by `dtype` or `out`), and int8 by these into floating point.
+    multiplies float8 into bfloat16, and float8 and int8 into what `dtype` or `out` names of bfloat16, float16, float32.
     The call does not wait for the result, and a CUDA graph can capture it.
 
     Raises ShapeError, DTypeError, LayoutError for an `out` that is read-only or whose elements share memory,

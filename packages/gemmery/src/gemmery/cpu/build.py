@@ -211,9 +211,9 @@ def packed_panels(problem: Problem, config: Config) -> Launch:
     return Launch(entries["packed_panels"], types.scalar, dtypes.get(problem.out).size, blocks)
 
 
-# nc of up to mc rows, which read each panel of B once, so that it comes from L2 (ms of 4096 x 4096 with a transposed B,
-# one thread of Emerald Rapids, nc of 2048, 256 and 128: 4 rows, f32 12.1, 7.9, 7.3, f64 22.4, 14.6, 13.9; 32 rows, f64
-# 38.9, 33.0, 31.3. 2048 x 2048, Zen 4, and 64: 4 rows, f64 4.8, 2.7, 2.7, 2.7; 64 rows 15.2, 12.6, 12.5, 13.3).
+# The largest nc for up to mc rows, which read a panel of B once, from L2. Milliseconds, B transposed, a thread: Emerald
+# Rapids, 4096 x 4096, nc of 2048, 256, 128: 4 rows, f32 12.1, 7.9, 7.3, f64 22.4, 14.6, 13.9; 32 rows, f64 38.9, 33.0,
+# 31.3. Zen 4, 2048 x 2048, f64, nc of 2048, 256, 128, 64: 4 rows 4.8, 2.7, 2.7, 2.7; 64 rows 15.2, 12.6, 12.5, 13.3.
 _NARROW = 128
 
 

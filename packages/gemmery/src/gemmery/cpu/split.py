@@ -40,10 +40,10 @@ class Unit(NamedTuple):
     few: int = 1  # units of columns that are read side by side for one row; half as many for two
 
     def of(self, m: int, n: int, threads: int) -> Unit:
-        """Return the unit of m rows: several of columns, if all of several threads then get two, or one thread one.
+        """Return the unit for m rows, which spans several units of columns if each thread still gets two.
 
-        With one each all wait for the slowest core (one row, 4096 x 4096, f32, 16 threads of Emerald Rapids: 429 us,
-        with two 354).
+        With one each, all wait for the slowest core (one row, 4096 x 4096, f32, 16 threads of Emerald Rapids: 429 us,
+        with two 354). A single thread needs one.
         """
         few = self.few // max(m, 1)
         while few > 1 and n < few * self.columns * (2 * threads if threads > 1 else 1):

@@ -132,9 +132,9 @@ def shared_cycles(problem: Problem, tile: Tiling, splits: int, device: Device, c
     return busy + costs.meet + rounds * area * costs.sum + (device.capability < 90) * costs.launch
 
 
-# Clusters of so many blocks for which 132 multiprocessors have room in each round, where there are several: more than
-# in one alone, since blocks of one cluster may then begin on a multiprocessor that has another's. Those of
-# benchmarks/tuning/float32-tiles-nvidia-h200.jsonl with which the model is nearest, in runs 2 and 3 as in run 6.
+# Clusters of so many blocks for which 132 multiprocessors have room in each of several rounds. It is more than in a
+# round alone: blocks of a cluster may begin on a multiprocessor that still has another's. With these the model is
+# nearest to the times of runs 2 and 3, and also of run 6, in benchmarks/tuning/float32-tiles-nvidia-h200.jsonl.
 SHARED_ROOM = {3: 41, 4: 31, 5: 23, 6: 19, 7: 16, 8: 15}
 
 

@@ -9,7 +9,7 @@
 #include "statistics.cuh"
 #include "wgmma_persistent.cu"
 
-template <class Base> struct Quick : Base {  // in one instruction, of 128 that a thread has of each
+template <class Base> struct Quick : Base {  // a thread takes the larger of two 128 times: by one instruction each
   static __device__ __forceinline__ float maximum(float x, float y) { return ptx::max_nan(x, y); }
 };
 
@@ -47,7 +47,7 @@ __device__ __forceinline__ unsigned two_bytes(const float (&v)[2], i8) {
   return static_cast<unsigned char>(narrow<i8>(v[0])) | static_cast<unsigned char>(narrow<i8>(v[1])) << 8;
 }
 
-// A lane has two columns of each of four eights, 16 bits each; it gets the eight that is its own among four lanes.
+// Four lanes have four times eight columns: each lane two of every eight, in 16 bits. It gets one eight whole.
 __device__ __forceinline__ Chunk<unsigned, 2> own_eight(const unsigned (&two)[4]) {
   const unsigned low = two[0] | two[1] << 16, high = two[2] | two[3] << 16, lane = threadIdx.x % 4;
   const unsigned mine = lane < 2 ? low : high, other = __shfl_xor_sync(~0u, lane < 2 ? high : low, 2);

@@ -7,7 +7,8 @@ import pytest
 
 import gemmery as gm
 from emulated_card import OnCard
-from gemmery.api import complex_products
+from gemmery.api import checks, complex_products, grouped, on_device
+from gemmery.api.checked import located
 
 pytestmark = pytest.mark.sampled(3)
 
@@ -136,3 +137,16 @@ def test_no_groups(card, whole):
     out = card.empty((44, 48), "bf16")
     assert gm.grouped_matmul(a, b, offsets=card.empty((0,), "int32"), out=out) is out
     assert np.isnan(out.numbers.astype(np.float32)).all()
+
+
+def test_a_graph_captures_groups_of_a_k_of_0(card, monkeypatch):
+    a, b = card.put(np.ones((4, 0)), "f16"), card.put(np.ones((0, 8)), "f16")
+    offsets, out = card.put(np.zeros(3), "int32"), card.empty((3, 4, 8), "f16")
+    ends_of_groups = []
+    for module in (checks, on_device):
+        monkeypatch.setattr(module, "located", lambda z: located(z)._replace(stream=7))
+    monkeypatch.setattr(on_device.driver, "captures", lambda stream: stream == 7)
+    monkeypatch.setattr(on_device.arrays, "allocates", lambda array: True)
+    monkeypatch.setattr(grouped, "multiply_groups", lambda a, b, ends, *_: ends_of_groups.append(ends))
+    assert gm.grouped_matmul(a, b, offsets=offsets, out=out) is out
+    assert ends_of_groups == [[0, 0, 0]]

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import gemmery as gm
-from gemmery.api import finished
+from gemmery.api import finished, finished_on_device
+from gemmery.cuda import ordered
 from gemmery.keywords import NO_OPTIONS
 from random_functions import check
 from random_functions import function as random_function
@@ -71,6 +72,34 @@ def test_statistics_of_rows(card):
     ):
         assert np.array_equal(out.numbers, expected)
     assert card.launched[:2] == ["wgmma_epilogue", "traced_rows"]
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+def test_blocks_exchange_numbers_of_rows_unless_rows_stay_the_same(card, monkeypatch, invariant):
+    def zeros(size, *_):
+        start = card.memory.take(size)
+        card.memory.data[start : start + size] = 0
+        return start
+
+    monkeypatch.setattr(ordered, "counters", zeros)
+    monkeypatch.setattr(finished_on_device, "_MANY", 130 * 256)
+    draw = np.random.default_rng(4)
+    x, w = draw.standard_normal((130, 64)), draw.standard_normal((256, 64))
+    got = {}
+    for m in (130, 3):
+        a, b = card.put(x[:m], "f16"), card.put(w, "f16").T
+        outs = card.empty((m, 256), "f32"), card.empty((m, 1), "f32")
+        kept = {"epilogue": lambda c: (c + gm.row_sum(c), gm.row_sum(c)), "batch_invariant": invariant}
+        gm.matmul(a, b, outs, dtype="float32", **kept)
+        got[m] = [out.numbers.copy() for out in outs]
+        c = a.numbers.astype(np.float64) @ b.numbers.astype(np.float64)
+        bound = 2.0**-24 * 400 * (np.abs(a.numbers) @ np.abs(b.numbers.astype(np.float64))).sum(1, keepdims=True)
+        total = c.sum(1, keepdims=True)
+        assert (np.abs(got[m][0] - (c + total)) <= bound).all()
+        assert (np.abs(got[m][1] - total) <= bound).all()
+    assert ("wgmma_rows" in card.launched) == (not invariant)
+    if invariant:
+        assert all(np.array_equal(many[:3], few) for many, few in zip(got[130], got[3], strict=True))
 
 
 @pytest.mark.many(4)

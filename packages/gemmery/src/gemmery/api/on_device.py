@@ -244,7 +244,7 @@ def _write_groups(
     if isinstance(served, str) or (captured and on_host):
         if not arrays.allocates(a.array):
             raise LayoutError(f"a {type(a.array).__name__} cannot be cut into groups: pass arrays of PyTorch or CuPy")
-        if captured and not on_host:
+        if captured and not (on_host or nothing):
             raise DeviceError(
                 "a CUDA graph captures this stream, and no kernel of this product reads offsets on the device; pass "
                 "them as a list, which the graph keeps"

@@ -17,7 +17,7 @@ from gemmery.api.device_call import DeviceCall, described
 from gemmery.api.grouped import multiply_groups
 from gemmery.arrays import View, view
 from gemmery.dispatch.cuda import grouped
-from gemmery.errors import RefusedError
+from gemmery.errors import ArgumentError, RefusedError
 from gemmery.keywords import Options
 from test_api_device import Matrix, e4m3, half
 
@@ -384,3 +384,15 @@ def test_an_error_of_groups_along_k(arguments, error, words):
     call = {"a": np.ones((4, K), "f4"), "b": np.ones((K, N), "f4"), "offsets": [1, K]} | arguments
     with pytest.raises(error, match=words):
         gm.grouped_matmul(call.pop("a"), call.pop("b"), **call)
+
+
+def test_a_group_inside_a_block_of_factors_is_refused_before_anything_is_written(monkeypatch):
+    written = []
+    monkeypatch.setattr(products, "matmul", lambda *operands, **options: written.append(operands))
+    a, b, out = np.ones((2, 256), "f4"), np.ones((256, 3), "f4"), np.zeros((3, 2, 3), "f4")
+    scales = Options(scale_a=np.ones((2, 2), "f4"), scale_b=np.ones((2, 1), "f4"))
+    with pytest.raises(ArgumentError, match=r"group 2 begins at 200: .* use a multiple of 128"):
+        multiply_groups(a, b, [128, 200, 256], out, scales)
+    assert written == []
+    multiply_groups(a, b, [128, 128, 256], out, scales)
+    assert len(written) == 3

@@ -242,9 +242,11 @@ def multiply_groups(a: Any, b: Any, ends: Sequence[int], out: Any, terms: Option
     sides, deep = [tuple(getattr(values, "shape", ())) for values in (bias, scale_a, scale_b)], len(b.shape) == 2
     in_blocks = deep and len(sides[1]) == 2 and sides[1][1] > 1
     each_row, each_group = (not deep and shape not in ((), (1,)) for shape in sides[1:])
-    for group, (start, end) in enumerate(pairwise((0, *ends))):
+    bounds = list(pairwise((0, *ends)))
+    for group, (start, _) in enumerate(bounds):  # before anything is written
         if in_blocks and start % _BLOCK:
             raise ArgumentError(f"group {group} begins at {start}: with factors of blocks, use a multiple of {_BLOCK}")
+    for group, (start, end) in enumerate(bounds):
         part = slice(start // _BLOCK, -(-end // _BLOCK))
         options = terms._replace(
             bias=bias[group] if len(sides[0]) == 2 else bias,

@@ -45,38 +45,58 @@ def _matmul(a: Any, b: Any, /, out: Any = None, **keywords: Any) -> Any:
 
     `a` is (..., m, k) or (k,), `b` is (..., k, n) or (k,); batch dimensions broadcast. Each may be a NumPy array, a
     PyTorch tensor, a CuPy array, any object with `__dlpack__`, `__cuda_array_interface__` or the buffer protocol, or a
-    nested list; the result is of the same kind. Views of any strides are not copied.
+    nested list; the result is of the same kind (see `gemmery.arrays`). Views of any strides are not copied.
 
     - `out`: an array of the result's shape, with any strides, that receives the result and is returned. It may overlap
       an operand. The result must be castable to its element type by NumPy's "same_kind" rule.
-    - `dtype`: a wider element type for the sum and the result: "int32" for int8, "float32" (or "f32") for float16.
-    - `bias`: n numbers, or one, added to every row; then `activation`: "relu", "gelu" (by erf) or "silu".
+    - `dtype`: a wider element type for the sum and the result, so that nothing wraps or is rounded in between: "int32"
+      for int8, "float32" (or "f32") for float16.
+    - `bias`: n numbers, or one, added to every row.
+    - `activation`: applied after the bias, while C is in cache: "relu", "gelu" (by erf, PyTorch's default) or "silu".
     - `epilogue`: a function of the product's element, or `gm.epilogue` of one with its operands bound, that is applied
-      before the result is stored (docs/guides/epilogues.md); `operands` has its other parameters by name.
+      before the result is stored; `b` may be a tuple of two matrices, whose products are the function's first two
+      parameters. It may return several results. See docs/guides/epilogues.md.
+    - `operands`: the arrays and numbers for the other parameters of `epilogue`, by name, unless they are bound to it.
     - `threads`: the number of CPU threads for this call, instead of `get_num_threads()`.
-    - `precision`, on a CUDA device, of float32: "tf32" lets tensor cores round operands to 10 bits of fraction,
-      "f32_tensor" allows any method with the bound of float32, "f32_strict" one in which no element changes the bits of
-      another row, and "f32_plus", on Hopper, one with a smaller bound; None is what `set_float32_precision` says. Of
-      float64 on Hopper, "f64_normwise" allows int8 tensor cores, with an error relative to norms of rows and columns.
+    - `precision`, of float32 on a CUDA device: "tf32" allows tensor cores to round operands to 10 bits of fraction.
+      "f32_tensor" allows any method with the bound of float32, k u |A| |B|: on Hopper tensor cores, from operands that
+      are split into halves. "f32_strict" splits in a way that does not depend on values: no element changes the bits of
+      another row. "f32_plus" also keeps sums in two numbers: at most 26 u |A| |B| up to k = 65536, on Hopper only.
+      Where it is None, `set_float32_precision` decides. Of float64 on Hopper, "f64_normwise" allows int8 tensor cores,
+      with an error relative to the norms of a row of A and a column of B, about 0.1 u of them for random numbers.
     - `scale_a`, `scale_b`, on a CUDA device: factors of float8, int8, float16 or bfloat16 operands; C is the product of
-      scale_a A and scale_b B, before bias and activation. A factor is a number, or a float32 array on the device: one,
-      (m,) of the rows of A, (n,) of the columns of B, or of blocks of float8 operands (docs/gpu.md).
+      scale_a A and scale_b B, before bias and activation. A factor is a number, or a float32 array on the device whose
+      shape says what it belongs to: (1,) or () the operand; (m,) or (m, 1) the rows of A; (n,) or (1, n) the columns of
+      B; for float8 also (m, ceil(k / 128)) with (ceil(k / 128), ceil(n / 128)): each row of A in 128 of k, each block
+      of 128 x 128 of B. Where a shape fits two of these, both mean the same product.
     - `semiring`: what takes the place of a b, and of the sum over k: "min_plus" (a + b, the least), "max_plus",
-      "max_times", "log_sum_exp" (a + b, log(sum(exp(...)))) of floats, "or_and" of bools. See docs/promises.md.
-    - `batch_invariant`: True gives a row of C the same bits whatever the number of rows of A; few rows may be slower.
+      "max_times", "log_sum_exp" (a + b, log(sum(exp(...)))) of floats, "or_and" of bools. Where k is 0 that is inf,
+      -inf, -inf, -inf and False. The least and the largest leave NaN out, as np.fmin and np.fmax do; log_sum_exp keeps
+      it. There is no bias, activation, precision or factor with it.
+    - `batch_invariant`: True gives a row of C the same bits whatever the number of rows of A: no kernel that adds in
+      another order is chosen by that number. Some products of few rows are slower with it: on a CPU those of one row
+      by a B with contiguous columns, or in complex types.
 
-    Different element types are promoted by NumPy's rules. Integers wrap, and a product of bools is bool. float16 and
-    bfloat16 are summed in float32 and rounded once, as are the parts of PyTorch's complex32. The same call gives the
-    same bits, with any number of threads, except where docs/promises.md says so, which has the bounds of errors; with
-    GEMMERY_TIERS=off there are no exceptions. NumPy's `out=(c,)` is taken, as is an `out` with more batches, which are
-    filled. Overflow gives infinities, and no warning whatever `np.errstate` says.
+    Different element types are promoted by NumPy's rules. Integers wrap, as in NumPy. A product of bools is bool: true
+    where both elements of any pair are true. float16 and bfloat16 are summed in float32 and rounded once, as
+    are the parts of PyTorch's complex32.
 
-    Arrays on a CUDA device are multiplied there, on the current stream of a's library; compute capability 9.0 also
-    multiplies float8 into bfloat16, and float8 and int8 into what `dtype` or `out` names of bfloat16, float16, float32.
-    The call does not wait for the result, and a CUDA graph can capture it.
+    A real floating-point product on the CPU differs from the exact one by at most f(k) u |A| |B| in each element, terms
+    for underflow, and one rounding to the type of C; f(k) is at most k, and at most 1536 + k / 256. The same call gives
+    the same bits, with any number of threads, except where docs/promises.md says so, which has all bounds; with
+    GEMMERY_TIERS=off there are no exceptions.
 
-    Raises ShapeError, DTypeError, LayoutError for an `out` that is read-only or whose elements share memory,
-    DeviceError for operands on two devices, ArgumentError for options, and MemoryError; `out` is then as it was.
+    NumPy's `out=(c,)` is taken, as is an `out` with more batches, which are filled. Other options of `numpy.matmul` may
+    have their defaults. `np.errstate` has no effect: overflow gives infinities without a warning.
+
+    Arrays on a CUDA device are multiplied there, on the current stream of a's library, in all of these types; compute
+    capability 9.0 also multiplies float8 (into bfloat16; float16 or float32 by `dtype` or `out`), and int8 by `dtype`
+    or `out` into bfloat16, float16 or float32. The call does not wait for the result, and a CUDA graph can capture it.
+    `bias` may be a number or a vector on the device.
+
+    Raises ShapeError for shapes that cannot be multiplied, DTypeError for element types that are not supported,
+    LayoutError for an `out` that is read-only or whose elements share memory, DeviceError for operands on different
+    devices, ArgumentError for options outside their range, and MemoryError; `out` is then as it was.
     """
     if opaque.waiting and opaque.settle():
         return _matmul(a, b, out, **keywords)

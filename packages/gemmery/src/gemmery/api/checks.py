@@ -34,7 +34,8 @@ def checked_call(
     C is `out`, or has neither memory nor strides. Its shape follows from A and B, except with offsets.
     """
     added = "y" if name == "gemv" else "c"  # what beta multiplies
-    c, old = None if out is None else viewed("out", out), None if options.old is None else viewed(added, options.old)
+    c = None if out is None else viewed("out", out)
+    old = None if options.old is None else viewed(added, options.old)
     on_cpu = a.device == "cpu"
     if not on_cpu:
         a, b, c, old = located(a), located(b), c and located(c), old and located(old)

@@ -77,15 +77,20 @@ def grouped_matmul(
     With `offsets`, `a` is (rows, k) and contains the rows of all groups, one group after the other; `b` is
     (groups, k, n), with any strides: `weights.mT` for weights of (groups, n, k). Group g has the rows from
     offsets[g - 1] (0 for the first) up to, not including, offsets[g]; it may have none. The result is (rows, n). Rows
-    from the last offset on belong to no group: they are not written, and undefined in a new result.
+    from the last offset on belong to no group: they are not written, neither in `out` nor in a new result, whose
+    values there are undefined.
 
     - `offsets`: `groups` integers, not decreasing, at most `rows`. For arrays on a CUDA device they may be there too,
-      as int32: these are not checked, and each is used as if it were at least the one before it and at most `rows`.
+      as int32. Offsets on the device are not checked: each is used as if it were at least the one before it and at
+      most `rows`.
+    - `out`: an array of the result's shape that receives the result and is returned.
     - `gather`: row numbers of `a`, of any length: the groups' rows are a[gather], so that tokens need no copy by hand.
-    - `scatter`: a row number of the result, which has as many rows as `a`, or as `out`, for each row of the groups; a
-      row is the sum of those that go there, in their order, from zero, rounded once.
-    - `bias`: (groups, n) or (n,) numbers, or one. `scale_a` is a number, or one for each row of `a`; `scale_b` a
-      number, one for each group, or (groups, n). `out`, `dtype`, `activation`, `batch_invariant` are as in `matmul`.
+    - `scatter`: a row number of the result for each row of the groups. The result has as many rows as `a`, or as `out`;
+      each is the sum of those that go there, in their order, from zero, rounded once.
+    - `bias`: (groups, n) or (n,) numbers, or one.
+    - `scale_a`, `scale_b`: factors of A and B as in `matmul`: one number, or one for each row of `a`; one number, one
+      for each group, or (groups, n).
+    - `dtype`, `activation`, `batch_invariant`: as in `matmul`.
 
     >>> gm.grouped_matmul(tokens, experts[1:], offsets=[2, 3], gather=[0, 3, 3], scatter=[0, 1, 1])
     array([[ 0., -1.],
@@ -95,7 +100,7 @@ def grouped_matmul(
 
     With `offsets` and a `b` of (k, n), groups follow each other along k: `a` is (m, k), group g has the columns of `a`
     and the rows of `b` from offsets[g - 1] to offsets[g], and the result is (groups, m, n), zeros for a group of none.
-    These are the gradients of experts' weights.
+    These are the gradients of experts' weights, `tokens.T` times the gradient of what they became.
 
     >>> gm.grouped_matmul(tokens.T, np.ones((4, 1)), offsets=[1, 1, 4]).mT
     array([[[ 0.,  1.]],
@@ -104,19 +109,27 @@ def grouped_matmul(
     <BLANKLINE>
            [[12., 15.]]])
 
-    There is no `bias`. Blocks of 128 of k count from the first column of `a`; groups begin best at multiples of 128.
+    There is no `bias`, and factors are as in `matmul`; those of blocks of 128 of k are counted from the start of `a`
+    and `b`, not of a group. Groups that begin at multiples of 128 are multiplied fastest; where no kernel reads
+    offsets, a group that begins inside a block of factors is refused.
 
     Without `offsets`, `a` and `b` are lists of matrices of any shapes, and the result is the list of their products;
     `out` is a list or None, `bias`, `scale_a` and `scale_b` are lists with an element (or None) for each product, or
-    what all share. An element of `out` must not overlap what a later product reads.
+    what all products share. They are written one after the other, so an element of `out` must not overlap what a later
+    product reads.
 
-    `b` may be a `QuantizedMatrix` of shape (groups, k, n), or a list of quantized matrices without `offsets`. Compute
-    capability 9.0 reads the codes of those that have rows in one launch, where `a` and factors have one type of 16
-    bits; the last bits of a row depend there on where groups end, unless `batch_invariant`.
+    `b` may be a `QuantizedMatrix` of shape (groups, k, n), or a list of quantized matrices without `offsets`. On a
+    device of compute capability 9.0 one launch reads the codes of those that have rows, where `a` and factors have one
+    type of 16 bits. Blocks may share the sums of a tile there, so that the last bits of a row depend on where groups
+    end, unless `batch_invariant`. Elsewhere weights are expanded by a launch, then all groups multiplied by another; on
+    the CPU, group by group.
 
     Each group's product has the element types, accuracy and determinism of `matmul`. Compute capability 9.0 multiplies
     all groups of float16, bfloat16, float8 and int8 in one launch; there the bits of a row depend on no other row.
-    Raises the errors of `matmul`, and ArgumentError for offsets that decrease or lie beyond the rows.
+
+    Raises the errors of `matmul`; ArgumentError for offsets that decrease or lie beyond the rows, and for a group that
+    begins inside a block of factors; ShapeError for an `offsets` that has not one number for each group, and for lists
+    of different lengths; DTypeError for offsets that are no integers, and on a device no int32.
     """
     if opaque.waiting and opaque.settle():
         return grouped_matmul(a, b, offsets=offsets, out=out, gather=gather, scatter=scatter, **keywords)

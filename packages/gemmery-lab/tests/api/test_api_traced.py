@@ -82,7 +82,7 @@ def test_blocks_exchange_numbers_of_rows_unless_rows_stay_the_same(card, monkeyp
         return start
 
     monkeypatch.setattr(ordered, "counters", zeros)
-    monkeypatch.setattr(finished_on_device, "_MANY", 130 * 256)
+    monkeypatch.setattr(finished_on_device, "MANY_EXCHANGED", 130 * 256)
     draw = np.random.default_rng(4)
     x, w = draw.standard_normal((130, 64)), draw.standard_normal((256, 64))
     got = {}

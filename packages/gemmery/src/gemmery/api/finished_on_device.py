@@ -30,6 +30,7 @@ from gemmery.api.promote import promoted
 from gemmery.arrange import Ints
 from gemmery.arrays import View, view
 from gemmery.cuda import driver, ordered, tensormaps, traced_function
+from gemmery.cuda.choose.data import MANY_EXCHANGED, WIDEST_EXCHANGED
 from gemmery.cuda.geometry import Geometry
 from gemmery.cuda.launch import CudaLaunch, Ready, loaded, product_argument
 from gemmery.cuda.traced_function import Strides, TracedFunction
@@ -41,9 +42,6 @@ from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
 
 _SMALLER = {"bm": 128, "bn": 128, "stages": 5, "cm": 1, "cn": 1}  # a tile of wgmma_epilogue with registers to spare
-# Blocks exchange numbers of rows from so many elements of C on, up to so many columns. That beats a pass over sums in
-# memory for 2048 x 4096 and 4096 x 4096, not for 512 x 4096 and 8192 x 8192 (docs/findings/functions_on_a_gpu.md).
-_MANY, _WIDEST = 1 << 23, 4096
 _THREADS, _BLOCKS = 256, 16  # of a block of traced_rows, and its blocks for each multiprocessor
 
 
@@ -265,7 +263,8 @@ def _fused(
     if options.scale_a is not None or options.scale_b is not None:
         return None
     # Tiles add up a row in another order than traced_rows: one of the two serves every number of rows.
-    if graph.statistics and (options.batch_invariant or c.shape[0] * n < _MANY or n > _WIDEST):
+    few = c.shape[0] * n < MANY_EXCHANGED or n > WIDEST_EXCHANGED
+    if graph.statistics and (options.batch_invariant or few):
         return None
     if not graph.statistics and c.dtype not in READ:
         return None

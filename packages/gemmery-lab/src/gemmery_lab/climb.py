@@ -9,7 +9,7 @@ from itertools import compress
 from pathlib import Path
 
 from gemmery.cpu import threads as cpu_threads
-from gemmery.errors import ArgumentError, DeviceError
+from gemmery.errors import ArgumentError, DeviceError, brief
 from gemmery.ladder.rung import Rung
 from gemmery.problem import Config
 from gemmery_lab import asked, experiments
@@ -25,7 +25,7 @@ MOST_EMULATED = 1024  # a side: the longest rung takes half a minute there
 
 @dataclass(frozen=True)
 class RungPlan:
-    """A ladder or a sweep with checked arguments."""
+    """A ladder or a sweep with checked arguments. Raises ArgumentError for what no device can run."""
 
     variants: list[RungConfig]
     sizes: tuple[int, ...]
@@ -34,6 +34,21 @@ class RungPlan:
     device: str
     threads: int = 0  # 0 for one on each core
     seconds: float = 5.0  # the limit of a call
+
+    def __post_init__(self) -> None:
+        for rung, config in self.variants:
+            if not isinstance(rung, Rung):
+                raise ArgumentError(f"rung {brief(rung)}: a plan has rungs, as find(CPU, 'packed') returns them")
+            asked.keys(rung, config)
+        if self.kind != "emulator" and (asked.ordinal(self.device) is None) != (self.kind == "cpu"):
+            raise ArgumentError(f"device {self.device!r} is none of kind {brief(self.kind)}: pass a kind and its device")
+        dtype = asked.element_type(self.dtype, self.kind) if self.dtype or self.kind != "emulator" else ""
+        if not self.seconds > 0:
+            raise ArgumentError(f"seconds={self.seconds}: the time limit must be above 0")
+        if self.kind != "cpu" and self.threads:
+            raise ArgumentError(f"threads={self.threads}: only rungs on the CPU take it; leave it out on {self.device}")
+        object.__setattr__(self, "sizes", asked.sides(self.sizes, MOST_EMULATED if self.kind == "emulator" else 0))
+        object.__setattr__(self, "dtype", dtype)
 
 
 def planned(
@@ -53,9 +68,9 @@ def planned(
         raise ArgumentError(f"device {where!r}: `sweep {experiment.name}` runs on {' or '.join(experiment.devices)}")
     points, key = experiment.points[kind], experiment.axis.key
     every = asked.rungs(rungs or [name for name, _ in points.variants], kind)
-    lengths = asked.sides(sizes or points.sizes, MOST_EMULATED if kind == "emulator" else 0)
-    if key and len(lengths) > 1:
-        raise ArgumentError(f"sizes {list(lengths)}: the {key} is varied at one size; give one")
+    lengths = tuple(sizes or points.sizes)
+    if key and len(set(lengths)) > 1:
+        raise ArgumentError(f"sizes {sorted(set(lengths))}: the {key} is varied at one size; give one")
     own = {rung.name: [config for name, config in points.variants if name == rung.name] for rung in every}
     configs = [(rung, config) for rung in every for config in own[rung.name] or [{}]]
     if key:
@@ -65,14 +80,11 @@ def planned(
                 raise ArgumentError(f"rung {rung.name!r} has no {key} to vary; these have: {having}")
         n, values = lengths[0], points.values
         configs = [(rung, {**config, key: value}) for rung, config in configs for value in values or blocks(rung, n)]
-    dtype = asked.element_type(dtype, kind) if dtype or kind != "emulator" else ""
-    if not seconds > 0:
-        raise ArgumentError(f"seconds={seconds}: the time limit must be above 0")
-    if kind != "cpu" and threads:
-        raise ArgumentError(f"threads={threads}: only rungs on the CPU take it; leave it out on {where}")
-    takes_all = kind == "cpu" or rungs or not dtype  # else rungs for other element types are left out
-    configs = [(rung, config) for rung, config in configs if takes_all or element(dtype).dtype in rung.dtypes]
-    return RungPlan(configs, lengths, dtype, kind, where, threads, seconds)
+    plan = RungPlan(configs, lengths, dtype, kind, where, threads, seconds)
+    if kind == "cpu" or rungs or not plan.dtype:
+        return plan
+    takes = element(plan.dtype).dtype  # rungs for other element types are left out
+    return replace(plan, variants=[(rung, config) for rung, config in configs if takes in rung.dtypes])
 
 
 def ladder(

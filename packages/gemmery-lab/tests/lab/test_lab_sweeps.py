@@ -13,7 +13,9 @@ from gemmery.cuda import driver
 from gemmery.cuda.driver import find
 from gemmery.cuda.geometry import refusal
 from gemmery.errors import ArgumentError, DeviceError, RefusedError
+from gemmery.ladder.cpu import CPU
 from gemmery.ladder.cuda import CUDA
+from gemmery.ladder.rung import find as find_rung
 from gemmery_lab import climb as climbs
 from gemmery_lab import experiments
 from gemmery_lab.measure.record import Gpu, Run
@@ -120,6 +122,30 @@ def test_a_bad_argument_is_named(asked, call, named):
     with pytest.raises(ArgumentError, match=named):
         call()
     assert asked == []
+
+
+ROW = find_rung(CPU, "simd_row")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"variants": [("simd_row", {})]}, "'simd_row': a plan has rungs"),
+        ({"variants": [(ROW, {"tile": 3})]}, "simd_row has no such key"),
+        ({"sizes": (0,)}, "size 0"),
+        ({"dtype": "float8"}, "'float8'"),
+        ({"device": "cuda"}, "'cuda' is none of kind 'cpu'"),
+        ({"kind": "cuda"}, "'cpu' is none of kind 'cuda'"),
+        ({"seconds": 0}, "seconds=0"),
+        ({"kind": "cuda", "device": "cuda", "threads": 2}, "threads=2"),
+    ],
+)
+def test_a_plan_that_nothing_can_run_is_refused(wrong, named):
+    right = {"variants": [(ROW, {})], "sizes": (32, 16, 16), "dtype": "float32", "kind": "cpu", "device": "cpu"}
+    plan = climbs.RungPlan(**right)
+    assert (plan.sizes, plan.dtype) == ((16, 32), "f32")
+    with pytest.raises(ArgumentError, match=named):
+        climbs.RungPlan(**{**right, **wrong})
 
 
 @pytest.mark.skipif(not driver.missing(), reason="there is a device")

@@ -41,7 +41,9 @@ class RungPlan:
                 raise ArgumentError(f"rung {brief(rung)}: a plan has rungs, as find(CPU, 'packed') returns them")
             asked.keys(rung, config)
         if self.kind != "emulator" and (asked.ordinal(self.device) is None) != (self.kind == "cpu"):
-            raise ArgumentError(f"device {self.device!r} is none of kind {brief(self.kind)}: pass a kind and its device")
+            raise ArgumentError(
+                f"device {self.device!r} is none of kind {brief(self.kind)}: pass a kind and its device"
+            )
         dtype = asked.element_type(self.dtype, self.kind) if self.dtype or self.kind != "emulator" else ""
         if not self.seconds > 0:
             raise ArgumentError(f"seconds={self.seconds}: the time limit must be above 0")

@@ -176,7 +176,7 @@ FEW = 8  # rows of C that are a size class of their own, and tiles of as many ro
 PAIRED_FEW = Instance(64, 256, 4, 1, 1)
 # Of many rows, in place of 128 x 256: 4096 x 14336 x 4096 takes 1424 us, and 1457 by the larger tile in the same run.
 PAIRED = Instance(128, 128, 6, 1, 1)
-# Elements of C from which, and columns of C up to which, blocks exchange numbers of rows. That beats a pass over sums in
+# Elements of C from which, and columns up to which, blocks exchange numbers of rows. That beats a pass over sums in
 # memory for 2048 x 4096 and 4096 x 4096, not for 512 x 4096 and 8192 x 8192 (docs/findings/functions_on_a_gpu.md).
 MANY_EXCHANGED, WIDEST_EXCHANGED = 1 << 23, 4096
 # Products of a batch of which a block streams many, and their sides.

@@ -24,8 +24,7 @@ from graph_times import captured, say, times, turns
 import gemmery.torch
 from gemmery.arrays import View
 from gemmery.cuda import nvrtc, ordered, weights
-from gemmery.cuda.choose.quantized_data import QUANTIZED
-from gemmery.cuda.choose.variants import stages, suits
+from gemmery.cuda.choose.variants import QUANTIZED, stages, suits
 from gemmery.cuda.device import KNOWN
 from gemmery.cuda.weights import Format, arrange, problem_of
 from gemmery.errors import CompileError, RefusedError

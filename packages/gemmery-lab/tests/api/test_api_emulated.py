@@ -7,7 +7,7 @@ import pytest
 
 import gemmery as gm
 from emulated_card import OnCard
-from gemmery.api import checks, complex_products, grouped, on_device
+from gemmery.api import checked, grouped, on_device
 from gemmery.api.checked import located
 
 pytestmark = pytest.mark.sampled(3)
@@ -53,8 +53,8 @@ def test_out_may_overlap_an_operand(card, whole):
 @pytest.fixture(params=[1, 3])
 def blocks(request, monkeypatch):
     """The columns of B in so many blocks, each expanded before its product."""
-    monkeypatch.setattr(complex_products, "_COLUMNS", 48 // request.param)
-    monkeypatch.setattr(complex_products, "_MOST", {"complex64": 1})
+    monkeypatch.setattr(on_device, "_COLUMNS", 48 // request.param)
+    monkeypatch.setattr(on_device, "_MOST", {"complex64": 1})
     return request.param
 
 
@@ -143,7 +143,7 @@ def test_a_graph_captures_groups_of_a_k_of_0(card, monkeypatch):
     a, b = card.put(np.ones((4, 0)), "f16"), card.put(np.ones((0, 8)), "f16")
     offsets, out = card.put(np.zeros(3), "int32"), card.empty((3, 4, 8), "f16")
     ends_of_groups = []
-    for module in (checks, on_device):
+    for module in (checked, on_device):
         monkeypatch.setattr(module, "located", lambda z: located(z)._replace(stream=7))
     monkeypatch.setattr(on_device.driver, "captures", lambda stream: stream == 7)
     monkeypatch.setattr(on_device.arrays, "allocates", lambda array: True)

@@ -15,8 +15,7 @@ from gemmery.api import packed
 from gemmery.api.packed import prepare_arranged
 from gemmery.arrays import View
 from gemmery.cuda import nvrtc, weights
-from gemmery.cuda.choose.quantized_data import QUANTIZED
-from gemmery.cuda.choose.variants import stages, tiles_cut, variant_of
+from gemmery.cuda.choose.variants import QUANTIZED, stages, tiles_cut, variant_of
 from gemmery.cuda.device import KNOWN
 from gemmery.cuda.launch import Ready
 from gemmery.cuda.weights import Format

@@ -11,7 +11,7 @@ import numpy as np
 
 from gemmery import arrays, config, display, dtypes
 from gemmery.api import array_libraries, opaque, products
-from gemmery.api.checks import checked_call
+from gemmery.api.checked import checked_call
 from gemmery.api.compute import KernelTypes, prepared_for, types_of
 from gemmery.api.epilogue_terms import saved
 from gemmery.api.options import check_operands, record

@@ -17,16 +17,22 @@ import numpy as np
 
 from gemmery import arrays, dtypes
 from gemmery.api.codes import bits_of
-from gemmery.api.epilogue_operands import OperandReading, Writing, compact, read, slot, steps, write
 from gemmery.api.epilogue_terms import (
+    OperandReading,
     Shapes,
+    Writing,
     check_values,
+    compact,
     outs_of,
+    read,
     saved,
     shapes_of,
+    slot,
+    steps,
     types_of,
     weights_of,
     with_kinds,
+    write,
 )
 from gemmery.api.options import only_on_devices, thread_count, viewed
 from gemmery.api.promote import promoted

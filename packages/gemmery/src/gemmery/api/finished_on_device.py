@@ -21,8 +21,17 @@ from gemmery.api.checked import located
 from gemmery.api.codes import bits_of, library_of
 from gemmery.api.device_call import DeviceCall, described, still, table, tell_once
 from gemmery.api.device_operands import operand_type, resolved, types
-from gemmery.api.epilogue_operands import READ, at_index, kind_of, read_on_device
-from gemmery.api.epilogue_terms import Shapes, out_of, stored_as, types_of, with_kinds
+from gemmery.api.epilogue_terms import (
+    READ,
+    Shapes,
+    at_index,
+    kind_of,
+    out_of,
+    read_on_device,
+    stored_as,
+    types_of,
+    with_kinds,
+)
 from gemmery.api.known_epilogues import EpilogueLaunch, TensorCall
 from gemmery.api.on_device import converted, copy, finished, new, scratch, write
 from gemmery.api.prepared import operand_views

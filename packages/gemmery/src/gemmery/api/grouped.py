@@ -10,8 +10,7 @@ import numpy as np
 from gemmery import arrays, dtypes
 from gemmery.api import array_libraries, opaque, products
 from gemmery.api.array_libraries import NO_PARTS
-from gemmery.api.checked import writable
-from gemmery.api.checks import checked_call
+from gemmery.api.checked import checked_call, writable
 from gemmery.api.options import host_ends, own_options, result_types, viewed
 from gemmery.arrange import Ints, result_shape
 from gemmery.arrays import View, view

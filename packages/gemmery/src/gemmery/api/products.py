@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, overload
 
 from gemmery import config
-from gemmery.api import array_libraries, opaque, semirings
+from gemmery.api import array_libraries, opaque
 from gemmery.api.array_libraries import NO_PARTS, SPLIT, Keywords
-from gemmery.api.checks import checked_call
+from gemmery.api.checked import checked_call
 from gemmery.api.compute import product
 from gemmery.api.options import check_operands, filling, own_options, single, viewed
 from gemmery.arrange import result_shape
@@ -150,7 +150,7 @@ def _product(name: str, a: Any, b: Any, out: Any, options: Options, keywords: Ke
         x, y = filling(x, y, viewed("out", out).shape)
     call = checked_call(name, x, y, out, options, operands=(a, b))
     _compile_entries()
-    return (semirings.product if call.options.semiring else product)(call, out)
+    return product(call, out)
 
 
 def _check_dimensions(name: str, a: View, b: View) -> None:

@@ -8,8 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from gemmery import arrays, dtypes
-from gemmery.api.checked import writable
-from gemmery.api.checks import checked_call
+from gemmery.api.checked import checked_call, writable
 from gemmery.api.codes import FORMATS, bits_of, cast, checked_dtype, decoded, from_e4m3, library_of
 from gemmery.api.compute import with_accumulators
 from gemmery.api.device_call import keep, still

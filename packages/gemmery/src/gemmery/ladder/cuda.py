@@ -5,8 +5,7 @@ from __future__ import annotations
 from gemmery import dtypes
 from gemmery.cuda import weights
 from gemmery.cuda.choose import complete
-from gemmery.cuda.choose.quantized_data import QUANTIZED, QuantizedTile
-from gemmery.cuda.choose.variants import most_shared, shared_bytes, tiles_cut, variant_of
+from gemmery.cuda.choose.variants import QUANTIZED, QuantizedTile, most_shared, shared_bytes, tiles_cut, variant_of
 from gemmery.cuda.geometry import Geometry, MapBox, element, instance, target, template
 from gemmery.cuda.weights import KINDS, STEP, Format
 from gemmery.errors import RefusedError

@@ -8,7 +8,7 @@ import pytest
 import gemmery as gm
 from emulated_card import OnCard
 from gemmery.api import checked, grouped, on_device
-from gemmery.api.checked import located
+from gemmery.api.device_call import located
 
 pytestmark = pytest.mark.sampled(3)
 

@@ -9,8 +9,7 @@ import pytest
 
 import gemmery as gm
 from gemmery.api import array_libraries
-from gemmery.api.checked import CheckedCall
-from gemmery.api.device_call import KnownOptions, OperandScales, table
+from gemmery.api.device_call import CheckedCall, KnownOptions, OperandScales, table
 from gemmery.arrays import View
 from gemmery.cuda import ordered
 from gemmery.keywords import Options

@@ -13,8 +13,7 @@ import gemmery as gm
 from gemmery import dtypes
 from gemmery.api import checked, device_operands, explanation, on_device, prepared
 from gemmery.api import options as option_checks
-from gemmery.api.checked import CheckedCall
-from gemmery.api.device_call import table
+from gemmery.api.device_call import CheckedCall, table
 from gemmery.arrange import arrange
 from gemmery.arrays import View, contiguous, view
 from gemmery.cuda import launch

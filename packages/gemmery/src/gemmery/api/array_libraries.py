@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from gemmery import arrays, dtypes
-from gemmery.api.checked import CheckedCall
-from gemmery.api.device_call import KnownOptions, keep, low_bits, table
+from gemmery.api.device_call import CheckedCall, KnownOptions, keep, low_bits, table
 from gemmery.arrays import View, pytorch
 from gemmery.arrays.reading import SHORT
 from gemmery.keywords import DEFAULTS

@@ -10,7 +10,8 @@ import numpy as np
 
 from gemmery import arrays, dispatch, dtypes
 from gemmery.api import repeats
-from gemmery.api.checked import CheckedCall, bias_shape, checked_call
+from gemmery.api.checked import bias_shape, checked_call
+from gemmery.api.device_call import CheckedCall
 from gemmery.api.promote import kernel_types, mixed
 from gemmery.api.repeats import Prepared
 from gemmery.arrange import Ints, arrange, layout

@@ -1,4 +1,4 @@
-"""A call on a CUDA device as data, and the table of what is known of calls.
+"""A call as data, and the table of what is known of calls on CUDA devices.
 
 A call goes this way: `array_libraries` looks it up by what its arrays say of themselves, and has it, or else
 `checked_call` reads and checks it, a `CheckedCall`. Without its memory that is a `DeviceCall`, of which `prepared` has
@@ -17,7 +17,7 @@ from gemmery import arrays, dtypes
 from gemmery.arrange import Arrangement, Ints, arrange, layout
 from gemmery.arrays import View
 from gemmery.errors import LayoutError
-from gemmery.keywords import FIELDS, NO_OPTIONS, for_kernel
+from gemmery.keywords import FIELDS, NO_OPTIONS, Options, for_kernel
 from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
 
@@ -59,6 +59,44 @@ class OperandScales(NamedTuple):
 
 
 NO_SCALES = OperandScales()
+
+
+class CheckedCall(NamedTuple):
+    """A call with its memory, whose arguments have been checked."""
+
+    a: View
+    b: View
+    c: View  # without memory and strides until it is allocated
+    options: Options = NO_OPTIONS  # alpha, beta, threads, precision and semiring as kernels take them
+    common: str = ""  # the type in which A and B are multiplied
+    result: str = ""  # that of C
+    old: View | None = None  # what beta multiplies
+    bias: View | None = None
+    epilogue: str = ""
+    operands: tuple[Any, Any] = (None, None)  # A and B as the caller of a product on the CPU passed them
+    # Of calls on a device:
+    scales: OperandScales = NO_SCALES
+    parts: tuple[int, int] = (0, 0)  # addresses of those of A and of B, where they were split before
+    offsets: View | None = None  # the ends of groups of rows
+
+    @property
+    def read(self) -> tuple[View | None, ...]:
+        """A, B, the bias, and the factors of A and of B."""
+        return self.a, self.b, self.bias, self.scales.a, self.scales.b
+
+    @property
+    def scaled(self) -> bool:
+        """Whether alpha and beta change the product."""
+        return bool(self.options.alpha != 1 or self.options.beta != 0)
+
+    def still(self) -> DeviceCall:
+        """Return a call on a device without its memory."""
+        bias = None if self.bias is None else self.bias.strides
+        split = "".join(operand for operand, pointer in zip("ab", self.parts, strict=True) if pointer)
+        return DeviceCall(
+            still(self.a), still(self.b), still(self.c), bias, self.epilogue, self.scaled, for_kernel(self.options),
+            self.scales.scaling, split, self.offsets is not None,
+        )  # fmt: skip
 
 
 class KnownOptions(NamedTuple):
@@ -121,6 +159,33 @@ def tell_once(kernel: str, error: str) -> None:
     """Warn that a kernel does not compile, and that others take its place: it would only show in their times."""
     words = f"kernel {kernel} does not compile, so that slower ones are used: {error}; please report this"
     warnings.warn(words, RuntimeWarning, stacklevel=3)
+
+
+def located(z: View) -> View:
+    """Return the view with the number of its device, which `__cuda_array_interface__` does not contain.
+
+    Raises LayoutError for an address or strides that are no multiples of the element size: a kernel that reads such
+    elements ends with an error after which the process cannot use the device.
+    """
+    if z.device == "cpu":
+        return z
+    size = dtypes.get(z.dtype).size
+    if z.pointer % size and 0 not in z.shape:
+        raise LayoutError(
+            f"address {z.pointer:#x} of elements of {size} bytes: it must be a multiple of the element size on a "
+            "device; copy the array first"
+        )
+    for n, stride in zip(z.shape, z.strides, strict=True):
+        if n > 1 and stride % size:
+            raise LayoutError(
+                f"strides {z.strides} of elements of {size} bytes: they must be multiples of the element size "
+                "on a device; copy the array first"
+            )
+    if z.device != "cuda":
+        return z
+    from gemmery.cuda import ordered
+
+    return z._replace(device=f"cuda:{ordered.where(z.pointer) if z.pointer else 0}")
 
 
 def still(z: View) -> View:

@@ -8,9 +8,8 @@ from functools import lru_cache
 from typing import Any
 
 from gemmery import arrays, config, dtypes
-from gemmery.api.checked import NUMBER, CheckedCall, located
-from gemmery.api.device_call import NO_SCALES, OperandScales, table
-from gemmery.api.options import dtype_name, scalar
+from gemmery.api.device_call import NO_SCALES, CheckedCall, OperandScales, located, table
+from gemmery.api.options import NUMBER, dtype_name, scalar
 from gemmery.api.promote import can_cast, kernel_types, promoted, widened
 from gemmery.arrange import Ints
 from gemmery.arrays import View, view

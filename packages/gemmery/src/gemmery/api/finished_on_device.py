@@ -17,9 +17,8 @@ import numpy as np
 
 from gemmery import arrays, dtypes
 from gemmery.api import known_epilogues
-from gemmery.api.checked import located
 from gemmery.api.codes import bits_of, library_of
-from gemmery.api.device_call import DeviceCall, described, still, table, tell_once
+from gemmery.api.device_call import DeviceCall, described, located, still, table, tell_once
 from gemmery.api.device_operands import operand_type, resolved, types
 from gemmery.api.epilogue_terms import (
     READ,

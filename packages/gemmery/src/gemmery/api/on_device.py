@@ -16,8 +16,8 @@ import numpy as np
 from gemmery import arrays, dtypes
 from gemmery.api import array_libraries
 from gemmery.api.array_libraries import NO_PARTS, Keywords
-from gemmery.api.checked import CheckedCall, bias_shape, checked_call, located
-from gemmery.api.device_call import table
+from gemmery.api.checked import bias_shape, checked_call
+from gemmery.api.device_call import CheckedCall, located, table
 from gemmery.api.device_operands import stay_mixed
 from gemmery.api.options import host_ends
 from gemmery.api.prepared import PreparedLaunch, TieredLaunch, prepare, prepare_groups, specialized

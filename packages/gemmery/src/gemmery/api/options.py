@@ -16,6 +16,7 @@ from gemmery.cpu import threads as cpu_threads
 from gemmery.errors import ArgumentError, DTypeError, GemmeryError, LayoutError, ShapeError, brief
 from gemmery.keywords import ACTIVATIONS, DEFAULTS, LIKE_NUMPY, NAMES, NO_OPTIONS, OPTIONS, SEMIRINGS, Options
 
+NUMBER = (int, float, complex, np.number)  # types of options that are numbers
 # The values that ask for what is done anyway, and the way out for others.
 _NUMPYS: dict[str, tuple[tuple[Any, ...], str]] = {
     "order": (("K", "A", "C"), "pass an out of that order, np.empty(shape, order='F'), or copy the result"),

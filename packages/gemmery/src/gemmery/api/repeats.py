@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gemmery import arrays, config, dispatch, dtypes
-from gemmery.api.checked import CheckedCall
+from gemmery.api.device_call import CheckedCall
 from gemmery.api.options import result_types
 from gemmery.arrange import Arrangement, Three
 from gemmery.arrays import View

@@ -4,8 +4,7 @@ from typing import Any, Literal
 
 from gemmery import config
 from gemmery.api import array_libraries
-from gemmery.api.checked import located
-from gemmery.api.device_call import distinct
+from gemmery.api.device_call import distinct, located
 from gemmery.api.device_operands import get_float32_precision
 from gemmery.api.on_device import new, scratch
 from gemmery.api.prepared import alone

@@ -45,10 +45,7 @@ class OnDevice:
         return OnDevice(self.pointer + 1, self.shape, dtype)
 
     def new_empty_strided(self, shape, strides, dtype):
-        return OnDevice(1 << 20, shape, dtype)
-
-    def new_empty(self, shape, dtype):
-        return OnDevice(1 << 21, shape, dtype)
+        return OnDevice(1 << (21 if dtype == "uint8" else 20), shape, dtype)
 
 
 class Launches:
@@ -87,7 +84,7 @@ def torch(monkeypatch):
 def known(torch, options, out=None, run=None, parts=(0, 0), name="matmul", c=None, c_bytes=0, is_grouped=False):
     """Let the path know a call with tensors at 1024 and 2048."""
     library, run = array_libraries.Torch(torch), run or Launches()
-    key = library.key(OnDevice(1024), OnDevice(2048), out, name, options, parts, c)
+    key = array_libraries.key_of(library, OnDevice(1024), OnDevice(2048), out, name, options, parts, c)
     others = [z for z in map((options or {}).get, ("bias", "scale_a", "scale_b")) if isinstance(z, OnDevice)]
     more = KnownOptions(
         ((-12, 36),) * (len(others) + (c is not None)),

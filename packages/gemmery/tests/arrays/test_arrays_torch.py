@@ -258,7 +258,7 @@ def fast_path(monkeypatch):
     call = array_libraries.KnownCall(served, (3, 3), (3, 1), "float32", -36, 36, -36, 36)
     library = array_libraries.Torch(stand_in)
     for target in (None, out):
-        table.calls[library.key(a, b, target, "matmul", None)] = call
+        table.calls[array_libraries.key_of(library, a, b, target, "matmul", None)] = call
     path = library.multiply
 
     def multiply(a, b, out):

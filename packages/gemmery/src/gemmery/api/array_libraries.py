@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from gemmery import arrays, dtypes
-from gemmery.api.device_call import CheckedCall, KnownOptions, keep, low_bits, table
+from gemmery.api.device_call import CheckedCall, KnownOptions, keep, table
 from gemmery.arrays import View, pytorch
 from gemmery.arrays.reading import SHORT
 from gemmery.keywords import DEFAULTS
@@ -86,7 +89,7 @@ def remember(name: str, call: CheckedCall, is_new: bool, keywords: Keywords, ser
     elif kind != "f":  # the fast path packs alpha and beta as they are
         return
     named_options = keywords if keywords or any(call.parts) else None
-    key = library.key(a.array, b.array, out, name, named_options, call.parts, old and old.array)
+    key = key_of(library, a.array, b.array, out, name, named_options, call.parts, old and old.array)
     if key is None:
         return
     dtype = library.dtype(c.dtype) if is_new else None
@@ -141,25 +144,20 @@ def library_of(a: Any) -> Any:
 _libraries: dict[str, Any] = {}
 
 
-def _fresh(
-    key: Any, dtype: str | None, own: Any, ordinal: int, a: Any, a_step: Any, b: Any, b_step: Any, p: int, q: int,
-    scalars: Scalars | None,
-) -> KnownCall | None:  # fmt: skip
-    """Prepare and keep the product of two new arrays, if `prepare_new` prepares it.
-
-    It takes the key, the element type as gemmery and as the library names it, the device, shape and strides in elements
-    of both, their addresses, and alpha and beta or None.
-    """
+def _fresh(library: Any, key: Any, a: Any, b: Any, starts: list[int], scalars: Scalars | None) -> KnownCall | None:
+    """Prepare and keep the product of two arrays at these addresses into a new one, if `prepare_new` prepares it."""
     from gemmery.api import prepared
     from gemmery.api.device_operands import get_float32_precision
 
-    present = None if dtype is None or (scalars and scalars[1]) else prepared.present(dtype, ordinal)
+    dtype, *steps = library.steps(a, b) or (None,)
+    present = None if dtype is None or (scalars and scalars[1]) else prepared.present(dtype, key[1])
     if present is None or (dtype == "f32" and get_float32_precision() is not None):  # general kernels: plain
         return None
     if scalars and dtypes.get(present.dtype).kind != "f":  # they are packed in another way
         return None
-    new = prepared.prepare_new(present, key[0], a, a_step, b, b_step, p, q, scalars is not None)
-    return new and keep(table.calls, key, KnownCall(*new, own, 0, 0, 0, 0))
+    sides = a.shape, steps[0], b.shape, steps[1]
+    new = prepared.prepare_new(present, key[0], *sides, *starts, scalars is not None)
+    return new and keep(table.calls, key, KnownCall(*new, a.dtype, 0, 0, 0, 0))
 
 
 def served(a: Any, *call: Any) -> Any:
@@ -169,15 +167,22 @@ def served(a: Any, *call: Any) -> Any:
 
 
 class Torch:
-    """PyTorch's tensors. `multiply` is the fast path for them."""
+    """How PyTorch's tensors are read and allocated. `multiply` is the fast path for them."""
 
     def __init__(self, torch: Any) -> None:
         from gemmery.cuda import ordered  # not where products run on the CPU alone
 
-        self.torch, self._copy = torch, ordered.copy
-        self.types = torch.Tensor, torch.nn.Parameter
-        self.is_unseen = pytorch.guard(torch)
-        self.multiply = self._path()
+        tensor, self.torch, self._copy = torch.Tensor, torch, ordered.copy
+        self.types = tensor, torch.nn.Parameter
+        self.address, self.ordinal = tensor.data_ptr, tensor.get_device  # called so they take 20 ns less
+        self.stream = torch._C._cuda_getCurrentRawStream
+        self.is_unseen, self.written = pytorch.guard(torch), pytorch.version_bump(torch)
+        self.empty, self.current = pytorch.device_allocator(torch)
+        self.byte = torch.uint8
+        self.recording, self.make = torch.is_grad_enabled, pytorch.comparer(torch)
+        general = ("f64", "f32", "f16", "bf16", "int32", "int64")
+        self._names = {getattr(torch, dtypes.get(name).numpy, name): name for name in general}
+        self.multiply = _fast_path(self)
 
     def dtype(self, name: str) -> Any:
         """Return PyTorch's element type."""
@@ -230,57 +235,17 @@ class Torch:
         others = [z for z in map(options.get, _ARRAYS) if type(z) in types]
         return tuple(words), (*others, c) if c is not None else tuple(others)
 
-    def key(
-        self, a: Any, b: Any, out: Any, name: str, options: Keywords | None, parts: tuple[int, int] = NO_PARTS,
-        c: Any = None,
-    ) -> tuple[Any, ...] | None:  # fmt: skip
-        """Return what identifies a call; None for one that the fast path does not take."""
-        rest, others = (name, ()) if options is c is None else self.words(name, options, parts, c)
-        reading = self.read((a, b, *others) if out is None else (a, b, out, *others))
-        return (rest, *reading[0]) if rest and reading is not None else None
+    def steps(self, a: Any, b: Any) -> tuple[str | None, Any, Any] | None:
+        """Return gemmery's name of the type of two dense tensors, and their strides in elements; None for others."""
+        if b.dtype is not a.dtype or not (a.layout is b.layout is self.torch.strided):
+            return None
+        return self._names.get(a.dtype), a.stride(), b.stride()
 
-    def _look_up(self) -> Callable[..., KnownCall | None]:
-        """Return the look-up of calls by what their tensors say of themselves."""
-        calls, latest, strided, read = table.calls, table.latest, self.torch.strided, self.read
-        recording, make = self.torch.is_grad_enabled, pytorch.comparer(self.torch)
-        general = ("f64", "f32", "f16", "bf16", "int32", "int64")
-        names = {getattr(self.torch, dtypes.get(name).numpy, name): name for name in general}
+    def elsewhere(self, a: Any, shape: Any, strides: Any, dtype: Any) -> Any:
+        """Return a new tensor on the device of another, which need not be the current one."""
+        return a.new_empty_strided(shape, strides, dtype=dtype)  # new_empty takes 0.5 us longer
 
-        def known(tensors: Any, rest: Any, place: int, odd: int, scalars: Scalars | None) -> Any:
-            before = latest.get(place)
-            if before is not None and not odd and before[0] == rest:
-                for z in tensors:
-                    if z.is_nested:
-                        break
-                else:
-                    if before[1](*tensors) and not (before[2] and recording()):
-                        return before[3]
-            reading = read(tensors)
-            if reading is None:
-                return None
-            words, starts = reading
-            key = (rest, *words)
-            call = calls.get(key)
-            if call is None:
-                a, b = tensors[:2]
-                if type(rest) is not str or len(tensors) > 2 or not (a.layout is b.layout is strided):
-                    return None
-                if b.dtype is not a.dtype:
-                    return None
-                operands = words[0], a.shape, a.stride(), b.shape, b.stride(), starts[0], starts[1]
-                return _fresh(key, names.get(a.dtype), a.dtype, *operands, scalars)
-            if make is not None and not odd and len({*map(id, tensors)}) == len(tensors):
-                # Weights stay where they are. Tensors of a call that comes a third time are compared with those of the
-                # second by one call, instead of their key: 1 us less on the host of an H200. The address of b and the
-                # number of tensors tell nothing but which to try.
-                again = before is not None and before[3] is call and before[1] is _never
-                tracked = any(x.requires_grad for x in tensors)  # one wants a gradient, which nothing recorded
-                keep(latest, place, (rest, make(*tensors) if again else _never, tracked, call))
-            return call
-
-        return known
-
-    def _run(
+    def run(
         self, run: Any, addresses: tuple[int, int, int], stream: int, workspace: int, extras: KnownOptions,
         options: Any, starts: list[int], parts: tuple[int, int], scalars: Scalars | None, result: Any, c: Any,
     ) -> None:  # fmt: skip
@@ -313,130 +278,155 @@ class Torch:
                 extra = parts[0] if run.kept[0] else 0, parts[1] if run.kept[1] else 0, 0
         run(*addresses, stream, start, workspace, scalars, extra)
 
-    def _path(self) -> FastPath:
-        torch, types, byte = self.torch, self.types, self.torch.uint8
-        stream_of = torch._C._cuda_getCurrentRawStream
-        is_unseen, written = self.is_unseen, pytorch.version_bump(torch)
-        empty, current = pytorch.device_allocator(torch)
-        known, words_of, run_with_options = self._look_up(), self.words, self._run
-
-        def multiply(
-            a: Any, b: Any, out: Any, name: str, scalars: Scalars | None, options: Keywords | None = None,
-            parts: tuple[int, int] = NO_PARTS, c: Any = None,
-        ) -> Any:  # fmt: skip
-            ordinal = a.get_device()
-            if (
-                ordinal < 0
-                or type(b) not in types
-                or (out is not None and type(out) not in types)
-                or is_unseen()  # here and below the slow path raises the error
-            ):
-                return None
-            try:
-                p, q, r = a.data_ptr(), b.data_ptr(), 0 if out is None else out.data_ptr()
-                if not p or not q or (out is not None and not r):
-                    return None
-                tensors: tuple[Any, ...] = (a, b) if out is None else (a, b, out)
-                rest, low = name, p | q | r
-                if options is not None or c is not None:
-                    rest, others = words_of(name, options, parts, c)
-                    starts = [z.data_ptr() for z in others]
-                    if not rest or 0 in starts:
-                        return None
-                    for start in starts:
-                        low |= start
-                    tensors += others
-                call = known(tensors, rest, q + len(tensors), low & 15, scalars)
-            except (RuntimeError, TypeError, ValueError):  # a tensor without memory, or an option that has no key
-                return None
-            if call is None:
-                return None
-            served, shape, strides, dtype, a_low, a_high, b_low, b_high, extras = call
-            if out is not None:
-                if (
-                    a_low < r - p < a_high
-                    or b_low < r - q < b_high
-                    or (extras is not None and _overlaps(starts, extras, r))
-                ):
-                    return None
-                result = out
-            elif empty is not None and current() == ordinal:
-                result = empty(shape, strides, dtype)
-            else:
-                result = a.new_empty_strided(shape, strides, dtype=dtype)  # new_empty takes 0.5 us longer
-            stream = stream_of(ordinal)
-            run = served.next(stream) if served.countdown else served.run
-            scratch = a.new_empty((run.workspace,), dtype=byte) if run.workspace else None
-            workspace, to = 0 if scratch is None else scratch.data_ptr(), r or result.data_ptr()
-            if extras is None:
-                run(p, q, to, stream, 0, workspace, scalars)
-            else:
-                run_with_options(run, (p, q, to), stream, workspace, extras, options, starts, parts, scalars, result, c)
-            if out is not None:
-                written((out,))
-            return result
-
-        return multiply
-
 
 class CuPy:
-    """CuPy's arrays. `multiply` is the fast path for them, without options."""
+    """How CuPy's arrays are read and allocated. `multiply` is the fast path for them, without options."""
+
+    make = run = None  # nothing compares arrays by one call, and no call has options
 
     def __init__(self, cupy: Any) -> None:
-        self.types = (cupy.ndarray,)
-        self.multiply = self._path(cupy)
+        stream, ndarray = cupy.cuda.get_current_stream, cupy.ndarray
+        self.types, self.byte, self.current = (ndarray,), np.dtype(np.uint8), cupy.cuda.device.get_device_id
+        self.address, self.ordinal = attrgetter("data.ptr"), attrgetter("device.id")
+        self.stream = lambda ordinal: stream(ordinal).ptr
+        self.empty = lambda shape, strides, dtype: ndarray(shape, dtype)
+        self.is_unseen = self.written = self.recording = _never
+        self.multiply = _fast_path(self)
 
     dtype = staticmethod(arrays.numpy_dtype)
 
-    def key(
-        self, a: Any, b: Any, out: Any, name: str, options: Keywords | None, _: tuple[int, int] = NO_PARTS,
-        c: Any = None,
-    ) -> tuple[Any, ...] | None:  # fmt: skip
-        """Return what identifies a call; None for one with options or another C, and for subclasses."""
+    def elsewhere(self, a: Any, shape: Any, _: Any, dtype: Any) -> Any:
+        """Return a new array on the device of another, which need not be the current one."""
+        with a.device:
+            return type(a)(shape, dtype)
+
+    def read(self, arrays_: Iterable[Any]) -> tuple[list[Any], list[int]] | None:
+        """Return what arrays of one device say of themselves, and their addresses; None for others."""
+        every = tuple(arrays_)
+        if any(type(x) not in self.types or x.device.id != every[0].device.id for x in every):
+            return None
+        starts = [x.data.ptr for x in every]
+        words = (word for x, p in zip(every, starts, strict=True) for word in (x.dtype, x.shape, x.strides, p & 15))
+        return ([every[0].device.id, *words], starts) if all(starts) else None
+
+    def words(self, *_: Any) -> tuple[Any, tuple[Any, ...]]:
+        """Return what says that a call with options or another C has no key."""
+        return "", ()
+
+    def steps(self, a: Any, b: Any) -> tuple[str | None, Any, Any] | None:
+        """Return gemmery's name of the type of two arrays, and their strides in elements; None for others."""
+        size = a.dtype.itemsize
+        if b.dtype != a.dtype or any(step % size for step in (*a.strides, *b.strides)):
+            return None
+        each = [tuple(step // size for step in z.strides) for z in (a, b)]
+        return SHORT.get(a.dtype), each[0], each[1]
+
+
+def key_of(
+    library: Any, a: Any, b: Any, out: Any, name: str, options: Keywords | None, parts: tuple[int, int] = NO_PARTS,
+    c: Any = None,
+) -> tuple[Any, ...] | None:  # fmt: skip
+    """Return what identifies a call; None for one that the fast path does not take."""
+    rest, others = (name, ()) if options is c is None else library.words(name, options, parts, c)
+    reading = library.read((a, b, *others) if out is None else (a, b, out, *others))
+    return (rest, *reading[0]) if rest and reading is not None else None
+
+
+def _look_up(library: Any) -> Callable[..., KnownCall | None]:
+    """Return the look-up of calls by what their arrays say of themselves."""
+    calls, latest, read = table.calls, table.latest, library.read
+    recording, make = library.recording, library.make
+
+    def known(tensors: Any, rest: Any, place: int, odd: int, scalars: Scalars | None) -> Any:
+        before = latest.get(place)
+        if before is not None and not odd and before[0] == rest and make is not None:
+            for z in tensors:
+                if z.is_nested:
+                    break
+            else:
+                if before[1](*tensors) and not (before[2] and recording()):
+                    return before[3]
+        reading = read(tensors)
+        if reading is None:
+            return None
+        words, starts = reading
+        key = (rest, *words)
+        call = calls.get(key)
+        if call is None:
+            plain = type(rest) is str and len(tensors) == 2
+            return _fresh(library, key, *tensors, starts, scalars) if plain else None
+        if make is not None and not odd and len({*map(id, tensors)}) == len(tensors):
+            # Weights stay where they are. Tensors of a call that comes a third time are compared with those of the
+            # second by one call, instead of their key: 1 us less on the host of an H200. The address of b and the
+            # number of tensors tell nothing but which to try.
+            again = before is not None and before[3] is call and before[1] is _never
+            tracked = any(x.requires_grad for x in tensors)  # one wants a gradient, which nothing recorded
+            keep(latest, place, (rest, make(*tensors) if again else _never, tracked, call))
+        return call
+
+    return known
+
+
+def _fast_path(library: Any) -> FastPath:
+    types, byte, run_with_options, words_of = library.types, library.byte, library.run, library.words
+    address, ordinal_of, stream_of, is_unseen = library.address, library.ordinal, library.stream, library.is_unseen
+    empty, current, elsewhere, written = library.empty, library.current, library.elsewhere, library.written
+    known = _look_up(library)
+
+    def multiply(
+        a: Any, b: Any, out: Any, name: str, scalars: Scalars | None, options: Keywords | None = None,
+        parts: tuple[int, int] = NO_PARTS, c: Any = None,
+    ) -> Any:  # fmt: skip
+        ordinal = ordinal_of(a)
         if (
-            options is not None
-            or c is not None
-            or any(type(z) not in self.types for z in (a, b, a if out is None else out))
+            ordinal < 0
+            or type(b) not in types
+            or (out is not None and type(out) not in types)
+            or is_unseen()  # here and below the slow path raises the error
         ):
             return None
-        bits = low_bits(a.data.ptr, b.data.ptr, 0 if out is None else out.data.ptr)
-        key = name, a.device.id, b.device.id, a.dtype, b.dtype, a.shape, b.shape, a.strides, b.strides, bits
-        return key if out is None else (*key, out.device.id, out.dtype, out.shape, out.strides)
-
-    def _new(self, a: Any, b: Any, key: tuple[Any, ...], scalars: Scalars | None) -> KnownCall | None:
-        size, steps = a.dtype.itemsize, (*a.strides, *b.strides)
-        if b.dtype != a.dtype or b.device.id != a.device.id or any(step % size for step in steps):
-            return None
-        each = tuple(step // size for step in steps)
-        operands = a.shape, each[: a.ndim], b.shape, each[a.ndim :], a.data.ptr, b.data.ptr
-        return _fresh(key, SHORT.get(a.dtype), a.dtype, a.device.id, *operands, scalars)
-
-    def _path(self, cupy: Any) -> FastPath:
-        stream_of, current, ndarray = cupy.cuda.get_current_stream, cupy.cuda.device.get_device_id, cupy.ndarray
-        calls, key_of = table.calls, self.key
-
-        def multiply(
-            a: Any, b: Any, out: Any, name: str, scalars: Scalars | None, options: Keywords | None = None,
-            parts: tuple[int, int] = NO_PARTS, c: Any = None,
-        ) -> Any:  # fmt: skip
-            key = key_of(a, b, out, name, options, parts, c)
-            if key is None or (out is None and a.device.id != current()):
-                return None
-            p, q, r = a.data.ptr, b.data.ptr, 0 if out is None else out.data.ptr
+        try:
+            p, q, r = address(a), address(b), 0 if out is None else address(out)
             if not p or not q or (out is not None and not r):
                 return None
-            call = calls.get(key) or (self._new(a, b, key, scalars) if out is None else None)
-            if call is None:
+            tensors: tuple[Any, ...] = (a, b) if out is None else (a, b, out)
+            rest, low = name, p | q | r
+            if options is not None or c is not None:
+                rest, others = words_of(name, options, parts, c)
+                starts = [address(z) for z in others]
+                if not rest or 0 in starts:
+                    return None
+                for start in starts:
+                    low |= start
+                tensors += others
+            call = known(tensors, rest, q + len(tensors), low & 15, scalars)
+        except (RuntimeError, TypeError, ValueError):  # a tensor without memory, or an option that has no key
+            return None
+        if call is None:
+            return None
+        served, shape, strides, dtype, a_low, a_high, b_low, b_high, extras = call
+        if out is not None:
+            if (
+                a_low < r - p < a_high
+                or b_low < r - q < b_high
+                or (extras is not None and _overlaps(starts, extras, r))
+            ):
                 return None
-            if out is not None and (call.a_low < r - p < call.a_high or call.b_low < r - q < call.b_high):
-                return None
-            served, stream = call.served, stream_of(a.device.id).ptr
-            run = served.next(stream) if served.countdown else served.run
-            if run.workspace and out is not None and a.device.id != current():
-                return None
-            result = ndarray(call.shape, call.dtype) if out is None else out
-            scratch = ndarray((run.workspace,), "u1") if run.workspace else None
-            run(p, q, result.data.ptr, stream, 0, 0 if scratch is None else scratch.data.ptr, scalars)
-            return result
+            result = out
+        elif empty is not None and current() == ordinal:
+            result = empty(shape, strides, dtype)
+        else:
+            result = elsewhere(a, shape, strides, dtype)
+        stream = stream_of(ordinal)
+        run = served.next(stream) if served.countdown else served.run
+        scratch = elsewhere(a, (run.workspace,), (1,), byte) if run.workspace else None
+        workspace, to = 0 if scratch is None else address(scratch), r or address(result)
+        if extras is None:
+            run(p, q, to, stream, 0, workspace, scalars)
+        else:
+            run_with_options(run, (p, q, to), stream, workspace, extras, options, starts, parts, scalars, result, c)
+        if out is not None:
+            written((out,))
+        return result
 
-        return multiply
+    return multiply

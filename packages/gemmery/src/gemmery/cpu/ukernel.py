@@ -7,7 +7,7 @@ consecutive elements along k, which one dot-product instruction multiplies at on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -304,10 +304,8 @@ def tile_loop(
     turn would round x y* and y x* differently.
     """
     from gemmery.cpu import arm  # only to compile
-    from gemmery.cpu.ir_types import vector
 
     size = SIZES[product.cell]
-    wide = vector(tile.lanes, product.accumulator)
     each = 8 * (dtypes.get(product.stored).size if product.stored and not product.bits else SIZES[product.packed])
     width = tile.lanes * product.group * (product.bits or each) // 8
     row, vectors = tile.nv * width, vectors or tile.nv
@@ -315,14 +313,7 @@ def tile_loop(
     whole = rows + rows % 2 if product.in_blocks else rows
     panels = [b if apart is None else b + apart * i for i in range(-(-vectors // tile.nv))]
 
-    def first_row(v: int) -> Value:
-        return f.load(wide, panels[v // tile.nv] + v % tile.nv * tile.lanes * size, align=size)
-
-    begins = SEMIRINGS[product.step][2] if product.step in SEMIRINGS else 0
-    starts = [f.broadcast(f.const(product.accumulator, begins), tile.lanes) if begins else f.zero(wide)] * vectors
-    if product.seeded and not product.b_dtype:
-        starts = [first_row(v) for v in range(vectors)]
-    factors = [first_row(v) for v in range(vectors if product.bits else 0)]
+    starts, factors = _first_rows(f, product, tile, panels, vectors)
     if product.seeded or product.bits:
         panels = [panel + (row if product.seeded else tile.nr * size) for panel in panels]
     totals = [[f.var(start) for start in starts] for _ in range(whole)]
@@ -342,20 +333,43 @@ def tile_loop(
 
     walk(0)
     if parts == 2:
-        room = f.buffer(whole * vectors * width)
-        places = [(total, room + at * width) for at, total in enumerate(total for row in totals for total in row)]
-        for total, at in places:
-            f.store(total.value, at, align=width)
-            total.value = f.zero(wide)
-        walk(1)
-        for total, at in places:
-            total.value = f.load(wide, at, align=width) + total.value
+        _added_apart(f, [total for row in totals for total in row], starts[0].type, width, walk)
     for of_row in totals:
         for total, factor in zip(of_row, factors, strict=False):
             total.value = total.value * factor
     if product.in_blocks:
         arm.unfold(f, totals)
     return totals[:rows]
+
+
+def _first_rows(
+    f: Function, product: Product, tile: RegisterTile, panels: list[Value], vectors: int
+) -> tuple[list[Value], list[Value]]:  # fmt: skip
+    """Return what sums begin with, and by what they are multiplied at the end: rows before those of panels, if any."""
+    from gemmery.cpu.ir_types import vector
+
+    size, wide = SIZES[product.cell], vector(tile.lanes, product.accumulator)
+
+    def first_row(v: int) -> Value:
+        return f.load(wide, panels[v // tile.nv] + v % tile.nv * tile.lanes * size, align=size)
+
+    begins = SEMIRINGS[product.step][2] if product.step in SEMIRINGS else 0
+    starts = [f.broadcast(f.const(product.accumulator, begins), tile.lanes) if begins else f.zero(wide)] * vectors
+    if product.seeded and not product.b_dtype:
+        starts = [first_row(v) for v in range(vectors)]
+    return starts, [first_row(v) for v in range(vectors if product.bits else 0)]
+
+
+def _added_apart(f: Function, totals: list[Var], wide: str, width: int, walk: Callable[[int], None]) -> None:
+    """Add what the second walk makes from zero to sums, which wait in memory meanwhile."""
+    room = f.buffer(len(totals) * width)
+    places = [(total, room + at * width) for at, total in enumerate(totals)]
+    for total, at in places:
+        f.store(total.value, at, align=width)
+        total.value = f.zero(wide)
+    walk(1)
+    for total, at in places:
+        total.value = f.load(wide, at, align=width) + total.value
 
 
 def _step(

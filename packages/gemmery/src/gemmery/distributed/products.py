@@ -68,15 +68,7 @@ def matmul(
     wrong: Exception | None = None
     try:
         check_choice(steps, ways)
-        sides: Any = mesh
-        if not isinstance(sides, tuple) or math.prod(mesh) != ranks.size:
-            raise ArgumentError(f"mesh {brief(mesh)} for {ranks.size} ranks: pass a tuple of numbers with that product")
-        of_a, of_b = _pair_of_placements(pair)
-        if any(not hasattr(x, "is_cuda" if isinstance(ranks, TorchRanks) else "dtype") for x in parts):
-            kinds = ", ".join(type(x).__name__ for x in parts)
-            raise ArgumentError(f"operands are {kinds}: pass tensors to a process group, arrays to a communicator")
-        for part in parts:
-            view(part)  # raises if this rank alone cannot read it
+        of_a, of_b = _placements_of(ranks, mesh, pair, parts)
         places_of_c = None if out is None else tuple(_placement(place) for place in _several(out))
         element, result = _types(*parts, dtype)
         shapes = [tuple(part.shape) for part in parts]
@@ -111,6 +103,19 @@ def matmul(
     if part is None:
         part = run(ranks, schedule, *parts, trace)
     return _distributed(part, schedule, a) if _is_dtensor(a) else part
+
+
+def _placements_of(ranks: Ranks, mesh: Any, pair: Any, parts: Any) -> tuple[Any, Any]:
+    """Return the placements of A and of B. Raises for a mesh of other ranks, and parts that this one cannot read."""
+    if not isinstance(mesh, tuple) or math.prod(mesh) != ranks.size:
+        raise ArgumentError(f"mesh {brief(mesh)} for {ranks.size} ranks: pass a tuple of numbers with that product")
+    of_a, of_b = _pair_of_placements(pair)
+    if any(not hasattr(x, "is_cuda" if isinstance(ranks, TorchRanks) else "dtype") for x in parts):
+        kinds = ", ".join(type(x).__name__ for x in parts)
+        raise ArgumentError(f"operands are {kinds}: pass tensors to a process group, arrays to a communicator")
+    for part in parts:
+        view(part)  # raises if this rank alone cannot read it
+    return of_a, of_b
 
 
 def _multiplied_ahead(ranks: Ranks, guess: ProductPlan, a: Any, b: Any) -> Any:

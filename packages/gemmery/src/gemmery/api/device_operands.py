@@ -119,6 +119,11 @@ def check_capability(dtype: str, result: str, has_factors: bool, device: str) ->
 _OF_FLOAT64 = "f64_normwise"
 _ON_HOPPER = {"f32_plus": "take 'f32_strict', or float64 operands", _OF_FLOAT64: "leave it out for float64 itself"}
 _CHOICES = f"it can be {', '.join(map(repr, config.FLOAT32_PRECISIONS[:-1]))} or {config.FLOAT32_PRECISIONS[-1]!r}"
+_KNOWN: dict[tuple[str, str], tuple[str, ...]] = {  # by the types of operands and of the result
+    ("f32", "f32"): config.FLOAT32_PRECISIONS,
+    ("complex64", "complex64"): tuple(name for name in config.FLOAT32_PRECISIONS if name != "f32_plus"),
+    **dict.fromkeys((("f64", "f64"), ("complex128", "complex128")), (_OF_FLOAT64,)),
+}
 _UNSET = "unset"  # the environment has not been asked
 _default: str | None = _UNSET
 
@@ -164,36 +169,23 @@ def resolved(precision: Any, common: str, result: str, device: str) -> str | Non
 
     Raises ArgumentError for one that the product cannot have, RefusedError for one that the device cannot have.
     """
-    effective = checked(precision, common, result)
-    if effective is None and (common, result) in (("f32", "f32"), ("complex64", "complex64")):
-        effective = get_float32_precision()
-        effective = None if common == "complex64" and effective == "f32_plus" else effective
-    if effective in _ON_HOPPER and driver.find(device).capability != 90:
-        card = driver.find(device)
-        raise RefusedError(
-            f"precision={effective!r} on {card.name}: only devices of compute capability 9.0 (Hopper) have it, and "
-            f"this one has {card.capability // 10}.{card.capability % 10}; {_ON_HOPPER[effective]}"
-        )
-    return effective
-
-
-def checked(precision: Any, common: str, result: str) -> str | None:
-    """Return the precision that a call names, or None.
-
-    Raises ArgumentError for one that a product of `common` into `result` cannot have on any device.
-    """
-    if precision is None:
-        return None
-    float32 = (common, result) == ("f32", "f32") or (common == result == "complex64" and precision != "f32_plus")
-    float64 = (common, result) in (("f64", "f64"), ("complex128", "complex128"))
-    known = config.FLOAT32_PRECISIONS if float32 else (_OF_FLOAT64,) if float64 else ()
-    if not (isinstance(precision, str) and precision in known):  # `in` compares an array element by element
+    known = _KNOWN.get((common, result), ())
+    if precision is not None and not is_one(precision, known):
         raise ArgumentError(
             f"precision={brief(precision)} of a product of {dtypes.get(common).numpy} into "
             f"{dtypes.get(result).numpy}: {_CHOICES}, for float32 products, and {_OF_FLOAT64!r} for float64; leave it "
             "out for others"
         )
-    return str(precision)
+    if precision is None and len(known) > 1:
+        default = get_float32_precision()
+        precision = default if default in known else None
+    if precision in _ON_HOPPER and driver.find(device).capability != _HOPPER:
+        card = driver.find(device)
+        raise RefusedError(
+            f"precision={precision!r} on {card.name}: only devices of compute capability 9.0 (Hopper) have it, and "
+            f"this one has {card.capability // 10}.{card.capability % 10}; {_ON_HOPPER[precision]}"
+        )
+    return None if precision is None else str(precision)
 
 
 def scales(options: Options, a: View, b: View, common: str, result: str, grouped: bool = False) -> OperandScales:

@@ -3,7 +3,6 @@
 # No `from __future__ import annotations` here: help() would show annotations as strings.
 import functools
 import itertools
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, overload
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from gemmery import arrays
-from gemmery.api import opaque, subscripts, sums_of_products
+from gemmery.api import opaque, products, subscripts, sums_of_products
 from gemmery.api.one_product import Labels
 from gemmery.api.options import check_numpys, in_order, record, single, viewed
 from gemmery.api.promote import promoted
@@ -20,7 +19,7 @@ from gemmery.arrays import view
 from gemmery.cpu import entry
 from gemmery.dtypes import get
 from gemmery.errors import GemmeryError, ShapeError, brief, is_one
-from gemmery.keywords import NO_OPTIONS, documented, takes_options
+from gemmery.keywords import NO_OPTIONS, takes_options
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -296,9 +295,5 @@ def _remember(name: str, described: tuple[Any, ...], labels: Labels, a: Any, b: 
 @functools.cache
 def _compile_entries() -> None:
     """Replace gm.einsum, gm.tensordot and gm.vecdot by the compiled entry, where that of gm.matmul is in use."""
-    if not entry.active():
-        return
-    compiled = dict(zip(_PYTHON, entry.builtins(_PYTHON, [*map(documented, _PYTHON.values())]), strict=True))
-    _entries.update(compiled)
-    for name, function in compiled.items():
-        setattr(sys.modules["gemmery"], name, function)
+    if entry.active():
+        _entries.update(zip(_PYTHON, products.compiled(_PYTHON), strict=True))

@@ -3,7 +3,7 @@
 # No `from __future__ import annotations` here: help() would show annotations as strings.
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from gemmery import config
@@ -298,13 +298,17 @@ def gemv(*arguments: Any, **options: Any) -> Any:  # noqa: D103 # it has that of
 def _compile_entries() -> None:
     """Replace gm.matmul, gm.gemm and gm.gemv by the compiled entry, at the first product on the CPU."""
     global multiply, _gemm_entry, _gemv_entry
-    if not config.fast_entry():
-        return
-    functions: dict[str, Callable[..., Any]] = {"matmul": _matmul, "gemm": _gemm, "gemv": _gemv}
-    multiply, _gemm_entry, _gemv_entry = entries = entry.builtins(functions, [*map(documented, functions.values())])
-    for name in ("gemmery", "gemmery.api"):
-        module = sys.modules[name]
-        module.matmul, module.gemm, module.gemv = entries  # type: ignore[attr-defined]
+    if config.fast_entry():
+        multiply, _gemm_entry, _gemv_entry = compiled({"matmul": _matmul, "gemm": _gemm, "gemv": _gemv})
+
+
+def compiled(functions: dict[str, Callable[..., Any]]) -> Sequence[Callable[..., Any]]:
+    """Return the compiled entries of functions, in whose place the package has them from then on."""
+    entries = entry.builtins(functions, [*map(documented, functions.values())])
+    for module in (sys.modules["gemmery"], sys.modules["gemmery.api"]):
+        for name, function in zip(functions, entries, strict=True):
+            setattr(module, name, function)
+    return entries
 
 
 def _scaled(name: str, a: Any, b: Any, c: Any, out: Any, alpha: Any, beta: Any, keywords: Keywords) -> Any:

@@ -300,9 +300,9 @@ class CuPy:
         with a.device:
             return type(a)(shape, dtype)
 
-    def read(self, arrays_: Iterable[Any]) -> tuple[list[Any], list[int]] | None:
+    def read(self, tensors: Iterable[Any]) -> tuple[list[Any], list[int]] | None:
         """Return what arrays of one device say of themselves, and their addresses; None for others."""
-        every = tuple(arrays_)
+        every = tuple(tensors)
         if any(type(x) not in self.types or x.device.id != every[0].device.id for x in every):
             return None
         starts = [x.data.ptr for x in every]

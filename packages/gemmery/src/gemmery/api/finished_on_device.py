@@ -324,17 +324,14 @@ def _run_fused(
         read.append(sums)
     operands = [z for z in (values[i] for i in function.carried) if isinstance(z, View)]
     mapped = [*bs[1 : launch.matrices], *outputs[1 : 1 + function.staged], *operands]
-    with driver.on(a.ordinal):  # a thread of autograd may have no context
-        maps = [tensormaps.at_address(shape, z.pointer) for shape, z in zip(launch.maps, mapped, strict=True)]
+    described = list(zip(launch.maps, mapped, strict=True))
+    maps = [(shape, z.pointer) for shape, z in described]
     stored = [_place_of(z) for z in (*read, *outputs[1 + function.staged :])]
-    packed = function.packed(stored, maps, bs[-1].pointer - bs[0].pointer)
     workspace = scratch(a, run.workspace) if run.workspace else None
-    start = workspace.pointer if workspace else 0
-    words = (0, 0, ordered.counters(run.counters, a.stream, a.ordinal)) if run.counters else ()
-    run(a.pointer, bs[0].pointer, outputs[0].pointer, a.stream, 0, start, None, words, packed)
+    pointers, apart = (a.pointer, bs[0].pointer, outputs[0].pointer), bs[-1].pointer - bs[0].pointer
+    known_epilogues.launch(launch, pointers, stored, maps, apart, a.stream, workspace.pointer if workspace else 0)
     if len(bs) > launch.matrices:
         return None
-    described = list(zip(launch.maps, mapped, strict=True))
     return EpilogueLaunch(run, function, (a, bs[0], outputs[0]), stored, described, bs[-1])
 
 
@@ -410,7 +407,7 @@ def _rows(
     vectors = tuple(_vector_of(each, n) for each in memories)
     launch = _rows_launch(graph, vectors, (m, n), totals[0].dtype, element, totals[0].device)
     stored = [_place_of(z) for z in memories]
-    launch.run(totals[0].pointer, totals[-1].pointer, 0, stream, 0, 0, None, (), launch.function.packed(stored))
+    known_epilogues.launch(launch, (totals[0].pointer, totals[-1].pointer, 0), stored, (), 0, stream)
     return EpilogueLaunch(launch.run, launch.function, (totals[0], totals[-1], None), stored)
 
 

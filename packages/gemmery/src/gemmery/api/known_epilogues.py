@@ -86,15 +86,25 @@ def known(tensor_call: TensorCall | None) -> Any:
     results = [torch.empty_strided(*sides, dtype=dtype, device=first.device) for *sides, dtype in call.results]
     addresses = [*tensor_call.addresses, *(z.data_ptr() for z in results), 0]
     stored = [z if isinstance(z, float) else Strides(addresses[z[0]], *z[1:]) for z in call.stored]
-    with driver.on(ordinal) if call.maps else nullcontext():  # a thread of autograd may have no context
-        maps = [tensormaps.at_address(shape, addresses[place]) for shape, place in call.maps]
+    maps = [(shape, addresses[place]) for shape, place in call.maps]
     a, b, c = (addresses[place] for place in call.pointers)
-    packed = call.function.packed(stored, maps, addresses[call.last] - b if call.last >= 0 else 0)
+    apart = addresses[call.last] - b if call.last >= 0 else 0
     workspace = first.new_empty((call.run.workspace,), dtype=torch.uint8) if call.run.workspace else None
-    stream = torch._C._cuda_getCurrentRawStream(ordinal)
-    words = (0, 0, ordered.counters(call.run.counters, stream, ordinal)) if call.run.counters else ()
-    call.run(a, b, c, stream, 0, 0 if workspace is None else workspace.data_ptr(), None, words, packed)
+    start = 0 if workspace is None else workspace.data_ptr()
+    launch(call, (a, b, c), stored, maps, apart, torch._C._cuda_getCurrentRawStream(ordinal), start)
     return results[0] if len(results) == 1 else tuple(results)
+
+
+def launch(
+    call: Any, pointers: tuple[int, int, int], stored: Sequence[Strides | float],
+    maps: Sequence[tuple[tensormaps.MapShape, int]], apart: int, stream: int, workspace: int = 0,
+) -> None:  # fmt: skip
+    """Put the launch of a function, `call.run` and `call.function`, on a stream; `apart` lie two weights."""
+    run = call.run
+    with driver.on(run.ordinal) if maps else nullcontext():  # a thread of autograd may have no context
+        described = [tensormaps.at_address(*each) for each in maps]
+    words = (0, 0, ordered.counters(run.counters, stream, run.ordinal)) if run.counters else ()
+    run(*pointers, stream, 0, workspace, None, words, call.function.packed(stored, described, apart))
 
 
 def remember(call: TensorCall | None, launch: EpilogueLaunch | None, returned: Any) -> None:

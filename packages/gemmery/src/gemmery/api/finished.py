@@ -95,9 +95,9 @@ def product(a: Any, b: Any, out: Any, options: Options, multiply: Callable[..., 
     threads = thread_count(options.threads) or cpu_threads.get()
     like = arrays.kind(a, *weights)
     writings = _writings(like, call, out, [x, *ys])
-    keywords: dict[str, Any] = {} if sums == promoted(x.dtype, ys[0].dtype) else {"dtype": dtypes.get(sums).numpy}
-    keywords |= {} if options.threads is None else {"threads": options.threads}
-    keywords |= {"batch_invariant": True} if options.batch_invariant else {}
+    dtype = None if sums == promoted(x.dtype, ys[0].dtype) else dtypes.get(sums).numpy
+    invariant = bool(options.batch_invariant)
+    keywords = NO_OPTIONS._replace(dtype=dtype, threads=options.threads, batch_invariant=invariant).passed()
     totals: list[View] = []
     for weight in weights:
         first, kind = writings[0], call.graph.outputs[0].kind
@@ -110,7 +110,7 @@ def product(a: Any, b: Any, out: Any, options: Options, multiply: Callable[..., 
         totals.append(total)
     run = _run(call, totals, writings, threads)
     if run and plain:
-        _remember(function, generation, a, weights, call, keywords.get("dtype"), totals, writings, run)
+        _remember(function, generation, a, weights, call, dtype, totals, writings, run)
     return _results(like, writings)
 
 

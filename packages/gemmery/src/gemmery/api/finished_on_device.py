@@ -45,7 +45,7 @@ from gemmery.cuda.traced_function import Strides, TracedFunction
 from gemmery.dispatch.cuda import with_function
 from gemmery.epilogues.graph import EpilogueGraph
 from gemmery.errors import ArgumentError, CompileError, LayoutError, RefusedError, ShapeError
-from gemmery.keywords import Options, for_kernel
+from gemmery.keywords import NO_OPTIONS, Options, for_kernel
 from gemmery.problem import Problem
 from gemmery.tuples import NamedTuple
 
@@ -250,9 +250,8 @@ def _matrix(
         if launch is not None:
             return _run_fused(launch, a, bs, values, outputs)
         totals = [new(a, (a.shape[0], bs[0].shape[1]), call.sums) for _ in bs]
-        passed = {"scale_a": options.scale_a, "scale_b": options.scale_b, "precision": options.precision}
-        keywords = {name: value for name, value in passed.items() if value is not None}
-        keywords |= {"batch_invariant": True} if options.batch_invariant else {}
+        terms = NO_OPTIONS._replace(scale_a=options.scale_a, scale_b=options.scale_b, precision=options.precision)
+        keywords = terms._replace(batch_invariant=bool(options.batch_invariant)).passed()
         for weight, b, total in zip(call.weights, bs, totals, strict=True):
             if keywords:
                 multiply(call.x, weight, out=total.array, dtype=dtypes.get(call.sums).numpy, **keywords)
@@ -329,7 +328,8 @@ def _run_fused(
     stored = [_place_of(z) for z in (*read, *outputs[1 + function.staged :])]
     workspace = scratch(a, run.workspace) if run.workspace else None
     pointers, apart = (a.pointer, bs[0].pointer, outputs[0].pointer), bs[-1].pointer - bs[0].pointer
-    known_epilogues.launch(launch, pointers, stored, maps, apart, a.stream, workspace.pointer if workspace else 0)
+    start = workspace.pointer if workspace else 0
+    known_epilogues.launch(run, function, pointers, stored, maps, apart, a.stream, start)
     if len(bs) > launch.matrices:
         return None
     return EpilogueLaunch(run, function, (a, bs[0], outputs[0]), stored, described, bs[-1])
@@ -407,7 +407,8 @@ def _rows(
     vectors = tuple(_vector_of(each, n) for each in memories)
     launch = _rows_launch(graph, vectors, (m, n), totals[0].dtype, element, totals[0].device)
     stored = [_place_of(z) for z in memories]
-    known_epilogues.launch(launch, (totals[0].pointer, totals[-1].pointer, 0), stored, (), 0, stream)
+    pointers = totals[0].pointer, totals[-1].pointer, 0
+    known_epilogues.launch(launch.run, launch.function, pointers, stored, (), 0, stream)
     return EpilogueLaunch(launch.run, launch.function, (totals[0], totals[-1], None), stored)
 
 

@@ -91,20 +91,20 @@ def known(tensor_call: TensorCall | None) -> Any:
     apart = addresses[call.last] - b if call.last >= 0 else 0
     workspace = first.new_empty((call.run.workspace,), dtype=torch.uint8) if call.run.workspace else None
     start = 0 if workspace is None else workspace.data_ptr()
-    launch(call, (a, b, c), stored, maps, apart, torch._C._cuda_getCurrentRawStream(ordinal), start)
+    stream = torch._C._cuda_getCurrentRawStream(ordinal)
+    launch(call.run, call.function, (a, b, c), stored, maps, apart, stream, start)
     return results[0] if len(results) == 1 else tuple(results)
 
 
 def launch(
-    call: Any, pointers: tuple[int, int, int], stored: Sequence[Strides | float],
+    run: Ready, function: TracedFunction, pointers: tuple[int, int, int], stored: Sequence[Strides | float],
     maps: Sequence[tuple[tensormaps.MapShape, int]], apart: int, stream: int, workspace: int = 0,
 ) -> None:  # fmt: skip
-    """Put the launch of a function, `call.run` and `call.function`, on a stream; `apart` lie two weights."""
-    run = call.run
+    """Put a launch with a function on a stream; two weights lie `apart` bytes from each other."""
     with driver.on(run.ordinal) if maps else nullcontext():  # a thread of autograd may have no context
         described = [tensormaps.at_address(*each) for each in maps]
     words = (0, 0, ordered.counters(run.counters, stream, run.ordinal)) if run.counters else ()
-    run(*pointers, stream, 0, workspace, None, words, call.function.packed(stored, described, apart))
+    run(*pointers, stream, 0, workspace, None, words, function.packed(stored, described, apart))
 
 
 def remember(call: TensorCall | None, launch: EpilogueLaunch | None, returned: Any) -> None:

@@ -155,8 +155,8 @@ def _fresh(library: Any, key: Any, a: Any, b: Any, starts: list[int], scalars: S
         return None
     if scalars and dtypes.get(present.dtype).kind != "f":  # they are packed in another way
         return None
-    sides = a.shape, steps[0], b.shape, steps[1]
-    new = prepared.prepare_new(present, key[0], *sides, *starts, scalars is not None)
+    p, q = starts
+    new = prepared.prepare_new(present, key[0], a.shape, steps[0], b.shape, steps[1], p, q, scalars is not None)
     return new and keep(table.calls, key, KnownCall(*new, a.dtype, 0, 0, 0, 0))
 
 
@@ -174,7 +174,7 @@ class Torch:
 
         tensor, self.torch, self._copy = torch.Tensor, torch, ordered.copy
         self.types = tensor, torch.nn.Parameter
-        self.address, self.ordinal = tensor.data_ptr, tensor.get_device  # called so they take 20 ns less
+        self.address, self.ordinal = tensor.data_ptr, tensor.get_device  # take less than methods of a tensor
         self.stream = torch._C._cuda_getCurrentRawStream
         self.is_unseen, self.written = pytorch.guard(torch), pytorch.version_bump(torch)
         self.empty, self.current = pytorch.device_allocator(torch)
@@ -353,8 +353,10 @@ def _look_up(library: Any) -> Callable[..., KnownCall | None]:
         key = (rest, *words)
         call = calls.get(key)
         if call is None:
-            plain = type(rest) is str and len(tensors) == 2
-            return _fresh(library, key, *tensors, starts, scalars) if plain else None
+            if type(rest) is not str or len(tensors) > 2:
+                return None
+            a, b = tensors
+            return _fresh(library, key, a, b, starts, scalars)
         if make is not None and not odd and len({*map(id, tensors)}) == len(tensors):
             # Weights stay where they are. Tensors of a call that comes a third time are compared with those of the
             # second by one call, instead of their key: 1 us less on the host of an H200. The address of b and the

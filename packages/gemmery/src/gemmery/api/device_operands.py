@@ -169,13 +169,7 @@ def resolved(precision: Any, common: str, result: str, device: str) -> str | Non
 
     Raises ArgumentError for one that the product cannot have, RefusedError for one that the device cannot have.
     """
-    known = _KNOWN.get((common, result), ())
-    if precision is not None and not is_one(precision, known):
-        raise ArgumentError(
-            f"precision={brief(precision)} of a product of {dtypes.get(common).numpy} into "
-            f"{dtypes.get(result).numpy}: {_CHOICES}, for float32 products, and {_OF_FLOAT64!r} for float64; leave it "
-            "out for others"
-        )
+    precision, known = checked(precision, common, result), _KNOWN.get((common, result), ())
     if precision is None and len(known) > 1:
         default = get_float32_precision()
         precision = default if default in known else None
@@ -184,6 +178,20 @@ def resolved(precision: Any, common: str, result: str, device: str) -> str | Non
         raise RefusedError(
             f"precision={precision!r} on {card.name}: only devices of compute capability 9.0 (Hopper) have it, and "
             f"this one has {card.capability // 10}.{card.capability % 10}; {_ON_HOPPER[precision]}"
+        )
+    return precision
+
+
+def checked(precision: Any, common: str, result: str) -> str | None:
+    """Return the precision that a call names, or None.
+
+    Raises ArgumentError for one that a product of `common` into `result` cannot have on any device.
+    """
+    if precision is not None and not is_one(precision, _KNOWN.get((common, result), ())):
+        raise ArgumentError(
+            f"precision={brief(precision)} of a product of {dtypes.get(common).numpy} into "
+            f"{dtypes.get(result).numpy}: {_CHOICES}, for float32 products, and {_OF_FLOAT64!r} for float64; leave it "
+            "out for others"
         )
     return None if precision is None else str(precision)
 

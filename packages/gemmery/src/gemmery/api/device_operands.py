@@ -169,17 +169,17 @@ def resolved(precision: Any, common: str, result: str, device: str) -> str | Non
 
     Raises ArgumentError for one that the product cannot have, RefusedError for one that the device cannot have.
     """
-    precision, known = checked(precision, common, result), _KNOWN.get((common, result), ())
-    if precision is None and len(known) > 1:
+    effective, known = checked(precision, common, result), _KNOWN.get((common, result), ())
+    if effective is None and len(known) > 1:
         default = get_float32_precision()
-        precision = default if default in known else None
-    if precision in _ON_HOPPER and driver.find(device).capability != _HOPPER:
+        effective = default if default in known else None
+    if effective in _ON_HOPPER and driver.find(device).capability != _HOPPER:
         card = driver.find(device)
         raise RefusedError(
-            f"precision={precision!r} on {card.name}: only devices of compute capability 9.0 (Hopper) have it, and "
-            f"this one has {card.capability // 10}.{card.capability % 10}; {_ON_HOPPER[precision]}"
+            f"precision={effective!r} on {card.name}: only devices of compute capability 9.0 (Hopper) have it, and "
+            f"this one has {card.capability // 10}.{card.capability % 10}; {_ON_HOPPER[effective]}"
         )
-    return precision
+    return effective
 
 
 def checked(precision: Any, common: str, result: str) -> str | None:

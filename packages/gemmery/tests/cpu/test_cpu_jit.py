@@ -31,9 +31,11 @@ WRONG = """
 def _load_first(f, element, at, count, genuine=_load_first):
     value = genuine(f, element, at, count)
     return value + value
-def _load(f, element, at, lanes, mask, genuine=_load):
-    value = genuine(f, element, at, lanes, mask)
-    return value + value
+def _tile(*given, genuine=_tile):
+    totals = genuine(*given)
+    for total in (total for row in totals for total in row):
+        total.value = total.value + total.value
+    return totals
 """
 FLAT = host().machine in ("x86_64", "amd64") and sys.platform != "win32"
 

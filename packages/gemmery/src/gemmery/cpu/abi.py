@@ -38,6 +38,12 @@ FIELDS = (
 SLOT = {name: i for i, (name, _) in enumerate(FIELDS)}
 
 
+def copy_record(f: Function, source: Value, to: Value, fields: Fields, at: int = 0) -> None:
+    """Copy the words of a record that begins `at` so many bytes behind an address."""
+    for offset in range(0, 8 * len(fields), 8):
+        f.store(f.load("i64", source + (at + offset), align=8), to + offset, align=8)
+
+
 class Args:
     """A record inside a kernel: `args.m` loads a field, `args.m = x` stores it."""
 

@@ -110,7 +110,7 @@ def _state(l1: int, l2: int) -> tuple[int, ctypes.Array[ctypes.c_int64]]:
 
 def _touch(module: Module, l1: tuple[int, int], l2: tuple[int, int]) -> None:
     """Define `touch(at, bytes, site)`."""
-    with module.function("touch", ("ptr", "at"), ("i64", "bytes"), ("i64", "site"), local=True) as f:
+    with module.function("touch", "at", ("i64", "bytes"), ("i64", "site"), local=True) as f:
         state, at = f.emit("ptr", f"inttoptr i64 {jit.HOLE} to ptr"), f.emit("i64", f"ptrtoint {f['at']} to i64")
         site, pages = state + f["site"] * (8 * _WORDS), state + 8 * _SITES * _WORDS
         to_l1 = pages + 8 * _PAGES

@@ -54,8 +54,9 @@ def image(target: Target, dtype: str) -> Image:
 def along_batch(target: Target, element: str) -> Module:
     """Return the module; its entry is `along_batch`."""
     module = Module(target)
-    with module.function("along_batch", ("ptr", "args")) as f:
-        args, lanes = _loaded(Args(f, f["args"])), target.lanes(SIZES[element])
+    with module.function("along_batch", "args") as f:
+        fields, lanes = Args(f, f["args"]), target.lanes(SIZES[element])
+        args = Loaded(*(getattr(fields, name) for name in Loaded._fields))
         batch = args.batch
         whole = batch // (lanes * VECTORS) * (lanes * VECTORS)
         with f.loop(0, whole, lanes * VECTORS) as v:
@@ -83,10 +84,6 @@ class Loaded(NamedTuple):
     c_col: Value
 
 
-def _loaded(args: Args) -> Loaded:
-    return Loaded(*(getattr(args, name) for name in Loaded._fields))
-
-
 def _products(f: Function, args: Loaded, element: str, v: Value, vectors: int, mask: Value | None) -> None:
     """Compute C of the products from v on, as many as the vectors have lanes."""
     m, n = args.m, args.n
@@ -98,12 +95,7 @@ def _products(f: Function, args: Loaded, element: str, v: Value, vectors: int, m
 
 
 def _tile(
-    f: Function,
-    args: Loaded,
-    element: str,
-    at: tuple[Value, Value, Value],
-    shape: tuple[int, int, int],
-    mask: Value | None,
+    f: Function, args: Loaded, element: str, at: tuple[Value, ...], shape: tuple[int, int, int], mask: Value | None
 ) -> None:
     (v, i, j), (rows, columns, vectors) = at, shape
     size, lanes = SIZES[element], f.target.lanes(SIZES[element])
@@ -124,7 +116,4 @@ def _tile(
             totals[place].value = totals[place].value + sums[place].value
     for r, c, x in places:
         to = args.c + v * size + (i + r) * args.c_row + (j + c) * args.c_col + x * apart
-        if mask is None:
-            f.store(totals[r, c, x].value, to)
-        else:
-            f.store_masked(totals[r, c, x].value, to, mask)
+        f.store_masked(totals[r, c, x].value, to, mask)

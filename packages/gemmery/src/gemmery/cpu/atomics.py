@@ -40,19 +40,9 @@ def compare_exchange(f: Function, at: Value, expected: Value, new: Value) -> Val
     return f.emit("i1", f"extractvalue {both}, 1")
 
 
-def fetch_add(f: Function, at: Value, number: Value) -> Value:
-    """Add to a word; returns the value before."""
-    return f.emit("i64", f"atomicrmw add {at}, {number} seq_cst")
-
-
-def fetch_and(f: Function, at: Value, bits: int) -> Value:
-    """Clear the bits of a word that are not in `bits`; returns the value before."""
-    return f.emit("i64", f"atomicrmw and {at}, i64 {bits} seq_cst")
-
-
-def fetch_or(f: Function, at: Value, bits: Value) -> Value:
-    """Set bits of a word; returns the value before."""
-    return f.emit("i64", f"atomicrmw or {at}, {bits} seq_cst")
+def fetch(f: Function, operation: str, at: Value, number: Value) -> Value:
+    """Add a number to a word, or combine their bits by "and" or "or"; returns the value before."""
+    return f.emit("i64", f"atomicrmw {operation} {at}, {number} seq_cst")
 
 
 def call(f: Function, type_: str, name: str, *values: Value) -> Value:

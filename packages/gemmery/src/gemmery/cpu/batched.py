@@ -135,12 +135,12 @@ def batched(target: Target, small: Small) -> Module:
             C = sums
     """
     module = Module(target)
-    params = (("ptr", "source"), ("i64", "row"), ("i64", "col"), ("ptr", "to"))
+    params = ("source", ("i64", "row"), ("i64", "col"), "to")
     with module.function("copy_a", *params, local=True) as f:
         _copy(f, small, *small.a_shape, with_i=False)
     with module.function("copy_b", *params, local=True) as f:
         _copy(f, small, small.k // (2 if small.is_complex else 1), small.n, with_i=small.is_complex)
-    with module.function("batched", ("ptr", "args")) as f:
+    with module.function("batched", "args") as f:
         _batch(f, small, Args(f, f["args"]))
     return module
 
@@ -172,7 +172,7 @@ def _batch(f: Function, small: Small, args: Args) -> None:
     )
     with f.if_(unscaled & lies_a & lies_b & c_row.equals(small.n * size)), f.loop(0, args.batch) as i:
         at = a + i * a_batch, b + i * b_batch, c + i * c_batch
-        if _fits_a_vector(f.target, small):
+        if small.m * max(small.n, small.k) <= f.target.lanes(size):
             _whole_product(f, small, *at)
         else:
             _product(f, small, *at, small.n * size, None)
@@ -217,9 +217,9 @@ def _copy(f: Function, small: Small, rows: int, columns: int, with_i: bool) -> N
         for first, lanes, mask in _spans(f, small, columns):
             loaded = load_as(f, memory, small.accumulator, source + i * row + first * number, lanes, mask)
             at = to + i * apart + first * size
-            _put(f, loaded, at, mask)
+            f.store_masked(loaded, at, mask)
             if with_i:
-                _put(f, times_i(f, loaded), at + columns * size, mask)
+                f.store_masked(times_i(f, loaded), at + columns * size, mask)
     with f.else_():
         if small.is_complex:
             _copy_each(f, small, rows, columns, with_i)
@@ -242,7 +242,7 @@ def _copy_columns(f: Function, small: Small, rows: int, columns: int) -> None:
             for column in range(j, j + wide)
         ]
         for r, row in enumerate(transpose(f, some)[:tall]):
-            _put(f, row, f["to"] + ((i + r) * columns + j) * size, mask_out)
+            f.store_masked(row, f["to"] + ((i + r) * columns + j) * size, mask_out)
 
 
 def _copy_each(f: Function, small: Small, rows: int, columns: int, with_i: bool) -> None:
@@ -258,13 +258,6 @@ def _copy_each(f: Function, small: Small, rows: int, columns: int, with_i: bool)
         if with_i:
             f.store(some[1] * -1, at + columns * size)
             f.store(some[0], at + (columns + 1) * size)
-
-
-def _put(f: Function, value: Value, at: Value, mask: Value | None) -> None:
-    if mask is None:
-        f.store(value, at)
-    else:
-        f.store_masked(value, at, mask)
 
 
 def _spans(f: Function, small: Small, columns: int) -> list[Span]:
@@ -297,10 +290,6 @@ def _product(
             _store(f, small, totals, c, c_row, rows, vectors, scales)
 
 
-def _fits_a_vector(target: Target, small: Small) -> bool:
-    return max(small.m * small.n, small.m * small.k) <= target.lanes(SIZES[small.accumulator])
-
-
 def _whole_product(f: Function, small: Small, a: Value, b: Value, c: Value) -> None:
     """Compute C in one vector: shuffles spread column p of A and row p of B over it.
 
@@ -315,7 +304,7 @@ def _whole_product(f: Function, small: Small, a: Value, b: Value, c: Value) -> N
         cell = [p * m + lane // n if small.a_transposed else lane // n * k + p for lane in range(lanes)]
         column = f.shuffle(cells, cells, [at if lane < m * n else -1 for lane, at in enumerate(cell)])
         total = f.fma(column, f.shuffle(row, row, [lane % n for lane in range(lanes)]), total)
-    _put(f, total, c, None if m * n == lanes else _first(f, m * n, lanes))
+    f.store_masked(total, c, None if m * n == lanes else _first(f, m * n, lanes))
 
 
 def _lanes(count: int) -> int:
@@ -326,7 +315,7 @@ def _lanes(count: int) -> int:
 def _load_first(f: Function, element: str, at: Value, count: int) -> Value:
     """Load `count` elements into the shortest vector that holds them."""
     lanes = _lanes(count)
-    return _load(f, element, at, lanes, None if lanes == count else _first(f, count, lanes))
+    return f.load_masked(vector(lanes, element), at, None if lanes == count else _first(f, count, lanes))
 
 
 def _even(total: int, most: int) -> list[range]:
@@ -345,7 +334,8 @@ def _tile(f: Function, small: Small, a: Value, b: Value, rows: range, vectors: l
 
     def step(p: Value, totals: list[list[Var]]) -> None:
         columns = [
-            _load(f, element, b + p * (small.n * size) + first * size, lanes, mask) for first, lanes, mask in vectors
+            f.load_masked(vector(lanes, element), b + p * (small.n * size) + first * size, mask)
+            for first, lanes, mask in vectors
         ]
         for r, row in enumerate(rows):
             scale = f.load(element, a + small.a_at(row, p) * size)
@@ -374,7 +364,7 @@ def _dot(f: Function, small: Small, a: Value, b: Value) -> Value:
     element, size = small.accumulator, SIZES[small.accumulator]
     totals: dict[tuple[int, int], Value] = {}
     for number, (first, lanes, mask) in enumerate(_spans(f, small, small.k)):
-        x, y = (_load(f, element, at + first * size, lanes, mask) for at in (a, b))
+        x, y = (f.load_masked(vector(lanes, element), at + first * size, mask) for at in (a, b))
         place = number % 4, lanes
         totals[place] = f.fma(x, y, totals[place]) if place in totals else x * y
     sums: dict[int, list[Value]] = {}
@@ -382,10 +372,6 @@ def _dot(f: Function, small: Small, a: Value, b: Value) -> Value:
         sums.setdefault(lanes, []).append(total)
     whole = [reduce(operator.add, some) for some in sums.values()]
     return reduce(operator.add, (sum_lanes(f, [total]) for total in whole))
-
-
-def _load(f: Function, element: str, at: Value, lanes: int, mask: Value | None) -> Value:
-    return f.load_masked(vector(lanes, element), at, mask)
 
 
 def _store(

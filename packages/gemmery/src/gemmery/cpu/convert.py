@@ -1,8 +1,8 @@
 """Element conversions between memory and registers, lane by lane.
 
 bfloat16 is the upper half of a float32. Widening is a shift; narrowing rounds to nearest even by adding 0x7FFF plus
-the last kept bit, and keeps NaNs quiet. float16 uses the CPU's conversions (F16C, NEON), or integer arithmetic where
-there are none.
+the last kept bit, and keeps NaNs quiet. float16 uses the CPU's conversions (F16C, NEON), which a CPU with fused
+multiply-adds has, or integer arithmetic.
 """
 
 from __future__ import annotations
@@ -31,33 +31,26 @@ def widen(f: Function, value: Value, memory: DType, element: str) -> Value:
         if element == "bfloat":
             return f.bitcast(value, with_element(value.type, "bfloat"))
         bits = f.convert("zext", value, "i32") << 16
-        return _grow(f, f.bitcast(bits, with_element(value.type, "float")), element)
-    if memory.name == "f16" and element != "half" and not _converts_half(f):
-        return _grow(f, _half_to_float(f, f.bitcast(value, with_element(value.type, "i16"))), element)
+        return f.convert("fpext", f.bitcast(bits, with_element(value.type, "float")), element)
+    if memory.name == "f16" and element != "half" and not f.target.has_fma:
+        single = _half_to_float(f, f.bitcast(value, with_element(value.type, "i16")))
+        return f.convert("fpext", single, element)
     if memory.kind in "iu":
         if element in ("float", "double"):
             return f.convert("sitofp" if memory.kind == "i" else "uitofp", value, element)
         return f.convert("sext" if memory.kind == "i" else "zext", value, element)
-    return _grow(f, value, element)
+    return f.convert("fpext", value, element)
 
 
 def narrow(f: Function, value: Value, memory: DType) -> Value:
     """Convert from a register type to the type in memory, rounding once; integers wrap."""
     if memory.name == "bf16":
         return _float_to_bfloat(f, value)
-    if memory.name == "f16" and not _converts_half(f):
+    if memory.name == "f16" and not f.target.has_fma:
         return f.bitcast(_float_to_half(f, value), with_element(value.type, "half"))
     if memory.kind in "iu":
         return f.convert("trunc", value, memory.llvm)
     return f.convert("fptrunc", value, memory.llvm)
-
-
-def _grow(f: Function, value: Value, element: str) -> Value:
-    return f.convert("fpext", value, element)
-
-
-def _converts_half(f: Function) -> bool:
-    return f.target.has_fma
 
 
 def _float_to_bfloat(f: Function, value: Value) -> Value:

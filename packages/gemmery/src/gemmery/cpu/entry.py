@@ -323,7 +323,8 @@ def allow_cast(result: np.dtype[Any], out: np.dtype[Any]) -> None:
 def _store_pair(first: np.dtype[Any], second: np.dtype[Any], use: int, dtype: np.dtype[Any]) -> None:
     table, key, result = entry_table.address(), [word(first), word(second)], result_fields(dtype)
     if table and result and key != [word(_dtypes[result[0]])] * 2:
-        _store(table + layout.PAIRS_AT, layout.size(layout.PAIR), layout.pair_place(*key), [*key, use], [result[0]])
+        place = layout.place_of(key, layout.PAIRS)
+        _store(table + layout.PAIRS_AT, layout.size(layout.PAIR), place, [*key, use], [result[0]])
 
 
 def learn(class_: Class, scalar: str, operations: int, members: Sequence[Member]) -> None:
@@ -340,7 +341,7 @@ def learn(class_: Class, scalar: str, operations: int, members: Sequence[Member]
         work = struct.unpack("<2q", struct.pack("<2d", member.work, member.most))
         limits = (*member.m, *member.n, *member.k, member.b_elements, member.c_elements, member.a_col)
         words += [*limits, *work, *struct.unpack(f"<{len(JOB)}q", member.job)]
-    at = _store(table + layout.CLASSES_AT, layout.CLASS_BYTES, layout.class_place(key), key, words)
+    at = _store(table + layout.CLASSES_AT, layout.CLASS_BYTES, layout.place_of(key, layout.CLASSES), key, words)
     _learned[tuple(key)] = at
 
 

@@ -35,11 +35,6 @@ def same(f: Function, x: Value, y: Value) -> Value:
     return f.emit("i1", f"icmp eq {x}, {y.text}")
 
 
-def is_null(f: Function, x: Value) -> Value:
-    """Return whether an address is NULL."""
-    return f.emit("i1", f"icmp eq {x}, null")
-
-
 def read(f: Function, head: Args, x: Value, record: Value) -> Value:
     """Fill an operand's record; return whether x is an ndarray, no subclass, whose dtype has no metadata.
 
@@ -55,7 +50,7 @@ def read(f: Function, head: Args, x: Value, record: Value) -> Value:
         operand.element, operand.unit = f.load("i64", descr + objects.ELEMENT), 1
         operand.size = f.load("i64", descr + objects.SIZE)
         operand.flags = f.convert("zext", f.load("i32", x + objects.FLAGS), "i64")
-        good.value = f.load("i64", descr + objects.METADATA).equals(0) & (is_null(f, data) ^ True)
+        good.value = f.load("i64", descr + objects.METADATA).equals(0) & (f.is_null(data) ^ True)
     return good.value
 
 
@@ -64,16 +59,16 @@ def unpacked(f: Function, head: Args, x: Value) -> Value:
     array = f.var(x)
     with f.if_(same(f, f.load("ptr", x + objects.TYPE), head.packed_type)):
         slot = f.load("ptr", x + objects.FIRST_SLOT)
-        array.value = f.select(is_null(f, slot), x, slot)  # NULL in an object that was never made whole
+        array.value = f.select(f.is_null(slot), x, slot)  # NULL in an object that was never made whole
     return array.value
 
 
 def define_read(module: Module) -> None:
     """Define `read` for the operands that few calls have: 1 for an array, TENSOR for a tensor, else 0."""
-    with module.function("read", ("ptr", "table"), ("ptr", "x"), ("ptr", "record"), local=True, returns="i64") as f:
+    with module.function("read", "table", "x", "record", local=True, returns="i64") as f:
         head = Args(f, f["table"], HEAD)
         kind = f.var(f.convert("zext", read(f, head, f["x"], f["record"]), "i64"))
-        with f.if_(kind.value.equals(0) & (is_null(f, head.tensors) ^ True)):
+        with f.if_(kind.value.equals(0) & (f.is_null(head.tensors) ^ True)):
             kind.value = call(f, "i64", "read_tensor", head.tensors, f["x"], f["record"]) * TENSOR
         f.ret(kind.value)
 
@@ -84,7 +79,7 @@ def define_number(module: Module) -> None:
     It reads Python's float, int and complex, and NumPy's float64 and float32; returns 0 for other objects, and for
     integers without a double.
     """
-    with module.function("number", ("ptr", "table"), ("ptr", "x"), ("ptr", "record"), local=True, returns="i64") as f:
+    with module.function("number", "table", "x", "record", local=True, returns="i64") as f:
         head, x, record = Args(f, f["table"], HEAD), f["x"], f["record"]
         type_, good = f.load("ptr", x + objects.TYPE), f.var(f.index(0))
         value, imag = f.var(f.const("double", 0)), f.var(f.const("double", 0))
@@ -123,9 +118,8 @@ def parse(f: Function, head: Args, builtin: str, arguments: Value) -> Value:
     positions, least = POSITIONS[builtin]
     args, count, names = f["args"], f["count"], f["names"]
     slots = Args(f, arguments, ARGUMENTS)
-    null = Value(f, "ptr", "null")
     for name, _ in ARGUMENTS:
-        setattr(slots, name, null)
+        setattr(slots, name, f.null)
     good = f.var((count >= least) & (count <= len(positions)))
     with f.if_(good.value):
         for i, name in enumerate(positions):
@@ -134,7 +128,7 @@ def parse(f: Function, head: Args, builtin: str, arguments: Value) -> Value:
             else:
                 with f.if_(count > i):
                     setattr(slots, name, f.load("ptr", args + 8 * i))
-        with f.if_(is_null(f, names) ^ True), f.loop(0, f.load("i64", names + objects.TUPLE_SIZE)) as number:
+        with f.if_(f.is_null(names) ^ True), f.loop(0, f.load("i64", names + objects.TUPLE_SIZE)) as number:
             _keyword(f, head, builtin, arguments, number, good)
     return good.value
 
@@ -147,7 +141,7 @@ def _keyword(f: Function, head: Args, builtin: str, arguments: Value, i: Value, 
     for keyword, slot in NAMES[builtin].items():
         offset = f.select(same(f, name, getattr(head, f"name_{keyword}")), f.index(at(ARGUMENTS, slot)), offset)
     with f.if_(offset >= 0):
-        good.value = good.value & is_null(f, f.load("ptr", arguments + offset))
+        good.value = good.value & f.is_null(f.load("ptr", arguments + offset))
         f.store(passed, arguments + offset)
     with f.else_():
         default = f.const("i1", 0)
@@ -161,11 +155,10 @@ def _keyword(f: Function, head: Args, builtin: str, arguments: Value, i: Value, 
 def operands(f: Function, head: Args, builtin: str, table: Value, arguments: Value, record: Value) -> Value:
     """Fill in the record of a call from its arguments; return whether the entry can take it."""
     slots, fields = Args(f, arguments, ARGUMENTS), Args(f, record, CALL)
-    null = Value(f, "ptr", "null")
     fields.options, fields.raw, fields.bias_kind, fields.beta = 0, 0, layout.NO_BIAS, f.const("double", 0)
-    fields.out_object = fields.old_object = fields.bias_object = null
+    fields.out_object = fields.old_object = fields.bias_object = f.null
     fields.out_ndim = fields.bias_ndim = 0
-    fields.tensors, fields.dtype, fields.threads = 0, null, null
+    fields.tensors, fields.dtype, fields.threads = 0, f.null, f.null
     if builtin in ("matmul", "gemm"):
         slots.b = unpacked(f, head, slots.b)
     good = f.var(read(f, head, slots.a, record + at(CALL, "a_object")))
@@ -186,7 +179,7 @@ def operands(f: Function, head: Args, builtin: str, table: Value, arguments: Val
         _epilogue(f, head, table, slots, record, good)
     elif builtin in layout.CONTRACTION:
         fields.options = layout.CONTRACTION[builtin]
-        fields.dtype = f.select(is_null(f, slots.dtype), head.none, slots.dtype)
+        fields.dtype = f.select(f.is_null(slots.dtype), head.none, slots.dtype)
     else:
         _scalars(f, head, table, slots, record, good)
     with f.if_(_passed(f, head, slots.threads)):
@@ -197,7 +190,7 @@ def operands(f: Function, head: Args, builtin: str, table: Value, arguments: Val
 
 
 def _passed(f: Function, head: Args, x: Value) -> Value:
-    return (is_null(f, x) ^ True) & (same(f, x, head.none) ^ True)
+    return (f.is_null(x) ^ True) & (same(f, x, head.none) ^ True)
 
 
 def _optional(f: Function, head: Args, table: Value, x: Value, record: Value, name: str, good: Var) -> None:
@@ -252,7 +245,7 @@ def _scalars(f: Function, head: Args, table: Value, slots: Args, record: Value, 
     number = f.buffer(32)
     for name in ("alpha", "beta"):
         x = getattr(slots, name)
-        with f.if_(good.value & (is_null(f, x) ^ True)):
+        with f.if_(good.value & (f.is_null(x) ^ True)):
             good.value = call(f, "i64", "number", table, x, number).differs(0)
             with f.if_(good.value):
                 setattr(fields, name, f.load("double", number))

@@ -10,7 +10,7 @@ from gemmery.cpu import entry_layout as layout
 from gemmery.cpu import objects
 from gemmery.cpu.abi import Args
 from gemmery.cpu.atomics import call
-from gemmery.cpu.entry_arguments import is_null, read, same
+from gemmery.cpu.entry_arguments import read, same
 from gemmery.cpu.entry_layout import CALL, HEAD, KNOWN, MADE, RECIPE, at, size
 from gemmery.cpu.entry_run import UNKNOWN, copy_words, is_object, special
 from gemmery.cpu.ir import Function, Module, Value, Var
@@ -24,8 +24,8 @@ _MOST_SLOTS = layout.RECIPE_OPERANDS + _MOST_MADE
 
 def again(f: Function, head: Args, table: Value, answer: Var) -> None:
     """Set `answer` to the results of a call (a, b, epilogue=), or with operands= after it, that a recipe has."""
-    names, null = f["names"], Value(f, "ptr", "null")
-    with f.if_(is_null(f, answer.value) & (is_null(f, names) ^ True) & f["count"].equals(2)):
+    names, null = f["names"], f.null
+    with f.if_(f.is_null(answer.value) & (f.is_null(names) ^ True) & f["count"].equals(2)):
         first, count = f.load("ptr", names + objects.TUPLE_ITEMS), f.load("i64", names + objects.TUPLE_SIZE)
         with f.if_(same(f, first, head.name_epilogue)):
             passed = f.load("ptr", f["args"] + 16)
@@ -41,7 +41,7 @@ def again(f: Function, head: Args, table: Value, answer: Var) -> None:
                 second = f.load("ptr", names + (objects.TUPLE_ITEMS + 8))
                 bindings.value = f.load("ptr", f["args"] + 24)
                 epilogue.value = f.select(same(f, second, head.name_operands), passed, null)
-            with f.if_(is_null(f, epilogue.value) ^ True):
+            with f.if_(f.is_null(epilogue.value) ^ True):
                 a, b = f.load("ptr", f["args"]), f.load("ptr", f["args"] + 8)
                 answer.value = call(f, "ptr", "by_recipe", table, epilogue.value, bindings.value, a, b)
 
@@ -50,16 +50,15 @@ def define(module: Module) -> None:
     """Define `by_recipe(table, epilogue, bindings, a, b)`: the results, UNKNOWN or RAISED; and what it calls."""
     _define_is_known(module)
     _define_follow(module)
-    params = (("ptr", "table"), ("ptr", "epilogue"), ("ptr", "bindings"), ("ptr", "a"), ("ptr", "b"))
-    with module.function("by_recipe", *params, local=True, returns="ptr") as f:
+    with module.function("by_recipe", "table", "epilogue", "bindings", "a", "b", local=True, returns="ptr") as f:
         head, answer = Args(f, f["table"], HEAD), f.var(special(f, UNKNOWN))
         recipes = f.load("ptr", f["epilogue"] + objects.FIRST_SLOT)
-        good = f.var(is_null(f, recipes) ^ True)
-        with f.if_(good.value & (is_null(f, f["bindings"]) ^ True)):
+        good = f.var(f.is_null(recipes) ^ True)
+        with f.if_(good.value & (f.is_null(f["bindings"]) ^ True)):
             good.value = same(f, f.load("ptr", f["bindings"] + objects.TYPE), head.dict_type)
         with f.if_(good.value):
             f.call_address(head.incref, recipes)  # another thread may replace them
-            with f.loop(0, f.load("i64", recipes + objects.TUPLE_SIZE)) as i, f.if_(is_null(f, answer.value)):
+            with f.loop(0, f.load("i64", recipes + objects.TUPLE_SIZE)) as i, f.if_(f.is_null(answer.value)):
                 recipe = f.load("ptr", recipes + objects.TUPLE_ITEMS + i * 8) + _BYTES
                 answer.value = call(f, "ptr", "follow", f["table"], recipe, f["bindings"], f["a"], f["b"])
             f.call_address(head.decref, recipes)
@@ -68,8 +67,7 @@ def define(module: Module) -> None:
 
 def _define_is_known(module: Module) -> None:
     """Define `is_known(table, x, known)`: 1 for an ndarray of this element type, shape and strides."""
-    params = (("ptr", "table"), ("ptr", "x"), ("ptr", "known"))
-    with module.function("is_known", *params, local=True, returns="i64") as f:
+    with module.function("is_known", "table", "x", "known", local=True, returns="i64") as f:
         x, different = f["x"], f.var(f.index(1))
         with f.if_(same(f, f.load("ptr", x + objects.TYPE), Args(f, f["table"], HEAD).array_type)):
             ndim = f.load("i64", f["known"], align=8)
@@ -88,8 +86,7 @@ def _define_is_known(module: Module) -> None:
 
 def _define_follow(module: Module) -> None:
     """Define `follow(table, recipe, bindings, a, b)`: the results of a call that has this recipe, UNKNOWN or RAISED."""
-    params = (("ptr", "table"), ("ptr", "recipe"), ("ptr", "bindings"), ("ptr", "a"), ("ptr", "b"))
-    with module.function("follow", *params, local=True, returns="ptr") as f:
+    with module.function("follow", "table", "recipe", "bindings", "a", "b", local=True, returns="ptr") as f:
         head, recipe = Args(f, f["table"], HEAD), Args(f, f["recipe"], RECIPE)
         weights, operands, outputs = recipe.weights, recipe.operands, recipe.outputs
         generation = f.load("i64", f["table"] + at(HEAD, "generation"))
@@ -117,7 +114,7 @@ def _define_follow(module: Module) -> None:
                 y, total = f.load("ptr", ys + i * 8), f.load("ptr", new + (outputs + i) * 8)
                 _multiply(f, head, y, total, recipe.dtype, answer, good)
             with f.if_(good.value):
-                state, is_long = f.var(Value(f, "ptr", "null")), recipe.long.differs(0)
+                state, is_long = f.var(f.null), recipe.long.differs(0)
                 with f.if_(is_long):
                     state.value = f.result_of(head.save_thread, "ptr")
                 plain = Args(f, job, JOB).parts.equals(1) & Args(f, job, JOB).workspace_bytes.equals(0)
@@ -151,7 +148,7 @@ def _match(
         known = arrays + (i + 1) * (8 * KNOWN)
         good.value = call(f, "i64", "is_known", f["table"], f.load("ptr", ys + i * 8), known).differs(0)
     count = f.var(f.index(0))  # of values: a name that the function has not is Python's
-    with f.if_(is_null(f, bindings) ^ True):
+    with f.if_(f.is_null(bindings) ^ True):
         count.value = f.load("i64", bindings + objects.DICT_SIZE)
     good.value = good.value & count.value.equals(operands)
     number = f.buffer(32)
@@ -159,7 +156,7 @@ def _match(
         known = reads + i * (8 * (KNOWN + 1))
         value = f.result_of(head.dict_item, "ptr", bindings, f.load("ptr", known, align=8))
         f.store(value, values + i * 8)
-        good.value = is_null(f, value) ^ True
+        good.value = f.is_null(value) ^ True
         with f.if_(good.value):
             with f.if_(f.load("i64", known + 8, align=8).equals(-1)):
                 real = same(f, f.load("ptr", value + objects.TYPE), head.complex_type) ^ True
@@ -183,13 +180,13 @@ def _make(
     f: Function, head: Args, news: Value, counts: tuple[Value, Value], places: tuple[Value, Value, Value], good: Var
 ) -> None:
     """Make arrays for outputs and sums, and write their addresses into the slots."""
-    (weights, outputs), (new, slots, operands), null = counts, places, Value(f, "ptr", "null")
+    (weights, outputs), (new, slots, operands), null = counts, places, f.null
     for each in range(_MOST_MADE):
         f.store(f.index(0), new + 8 * each)
     with f.loop(0, outputs + weights) as i, f.if_(good.value):
         how = news + i * (8 * MADE)
         descr, array = f.load("ptr", how, align=8), f.var(f.load("ptr", new))
-        with f.if_(is_null(f, descr)):
+        with f.if_(f.is_null(descr)):
             f.call_address(head.incref, array.value)
         with f.else_():
             f.call_address(head.incref, descr)  # new_array takes over a reference
@@ -197,7 +194,7 @@ def _make(
             new_array = head.new_array
             array.value = f.result_of(new_array, "ptr", head.array_type, descr, ndim, how + 16, null, null, zero, null)
         f.store(array.value, new + i * 8)
-        good.value = is_null(f, array.value) ^ True
+        good.value = f.is_null(array.value) ^ True
         with f.if_(good.value):
             place = f.select(i < outputs, weights + operands + i, i - outputs)
             f.store(f.load("i64", array.value + objects.DATA), slots + place * (8 * WORDS))
@@ -207,13 +204,13 @@ def _make(
 
 def _multiply(f: Function, head: Args, y: Value, total: Value, dtype: Value, answer: Var, good: Var) -> None:
     """Write the product of A and a weight to an array, as `matmul(a, y, out=total, dtype=dtype)` does."""
-    record, null = f.buffer(size(CALL)), Value(f, "ptr", "null")
+    record, null = f.buffer(size(CALL)), f.null
     fields = Args(f, record, CALL)
     fields.raw, fields.bias_kind, fields.beta = 0, layout.NO_BIAS, f.const("double", 0)
     fields.old_object = fields.bias_object = fields.threads = null
     fields.bias_ndim = fields.tensors = 0
     fields.dtype = dtype
-    fields.options = f.select(is_null(f, dtype), f.index(0), f.index(layout.WIDENS))
+    fields.options = f.select(f.is_null(dtype), f.index(0), f.index(layout.WIDENS))
     for name, x in (("a", f["a"]), ("b", y), ("out", total)):
         read(f, head, x, record + at(CALL, f"{name}_object"))
     result = call(f, "ptr", "product", f["table"], record)
@@ -231,7 +228,7 @@ def _return(f: Function, head: Args, counts: tuple[Value, Value], new: Value, an
         answer.value = f.load("ptr", new)
         with f.if_(outputs > 1):
             answer.value = f.result_of(head.new_tuple, "ptr", outputs)
-            good.value = is_null(f, answer.value) ^ True
+            good.value = f.is_null(answer.value) ^ True
             with f.if_(good.value), f.loop(0, outputs) as i:
                 f.store(f.load("ptr", new + i * 8), answer.value + objects.TUPLE_ITEMS + i * 8)
             with f.else_():
@@ -239,5 +236,5 @@ def _return(f: Function, head: Args, counts: tuple[Value, Value], new: Value, an
     start = f.select(good.value, outputs, f.index(0))
     with f.loop(start, outputs + weights) as i:
         array = f.load("ptr", new + i * 8)
-        with f.if_(is_null(f, array) ^ True):
+        with f.if_(f.is_null(array) ^ True):
             f.call_address(head.decref, array)

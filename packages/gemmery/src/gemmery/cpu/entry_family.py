@@ -10,7 +10,6 @@ from gemmery.cpu import entry_layout as layout
 from gemmery.cpu import symmetric
 from gemmery.cpu.abi import Args
 from gemmery.cpu.atomics import call
-from gemmery.cpu.entry_arguments import is_null
 from gemmery.cpu.entry_layout import CALL, CLASS, ENTRY, MEMBER, at, size
 from gemmery.cpu.entry_run import UNKNOWN, copy_words, special
 from gemmery.cpu.ir import Function, Module, Value, Var
@@ -27,17 +26,17 @@ def define_member(module: Module) -> None:
     """Define `member(table, call)`: the result of a call that a family takes, else UNKNOWN."""
     _define_shape(module)
     _define_class(module)
-    with module.function("member", ("ptr", "table"), ("ptr", "call"), local=True, returns="ptr") as f:
+    with module.function("member", "table", "call", local=True, returns="ptr") as f:
         table, record = f["table"], f["call"]
         answer, shape, fields = f.var(special(f, UNKNOWN)), f.buffer(size(SHAPE) + 8), Args(f, record, CALL)
         few = (fields.a_ndim <= 3) & (fields.b_ndim <= 3)
         with f.if_(few & fields.a_element.equals(fields.b_element)):
             place = f.buffer(layout.ENTRY_BYTES)
             class_ = call(f, "ptr", "class", table, record, shape, place)
-            with f.if_(is_null(f, class_) ^ True):
+            with f.if_(f.is_null(class_) ^ True):
                 often = f.var(f.index(layout.OFTEN))
                 family = _family(f, class_, shape, often)
-                with f.if_(is_null(f, family) ^ True), f.if_(_seldom(f, table, fields, shape, often.value)):
+                with f.if_(f.is_null(family) ^ True), f.if_(_seldom(f, table, fields, shape, often.value)):
                     _entry(f, fields, class_, family, shape, place)
                     answer.value = call(f, "ptr", "prepared", table, record, place)
         f.ret(answer.value)
@@ -56,18 +55,14 @@ def _seldom(f: Function, table: Value, fields: Args, shape: Value, often: Value)
 
 def _define_class(module: Module) -> None:
     """Define `class(table, call, shape, place)`, which describes a product and its result, and returns its class."""
-    params = (("ptr", "table"), ("ptr", "call"), ("ptr", "shape"), ("ptr", "place"))
-    with module.function("class", *params, local=True, returns="ptr") as f:
-        fields, answer = Args(f, f["call"], CALL), f.var(Value(f, "ptr", "null"))
+    with module.function("class", "table", "call", "shape", "place", local=True, returns="ptr") as f:
+        fields, answer = Args(f, f["call"], CALL), f.var(f.null)
         good = f.var(call(f, "i64", "shape", f["call"], f["shape"], f["place"]))
         shape = Args(f, f["shape"], SHAPE)
         with f.if_(good.value.differs(0) & fields.bias_kind.equals(layout.ARRAY_BIAS)):
             good.value = _fits(f, fields, shape.n)
         with f.if_(good.value.differs(0)):
-            by_rows = shape.n.equals(1) | shape.b_col.equals(fields.b_size)
-            by_columns = shape.k.equals(1) | shape.b_row.equals(fields.b_size)
-            row, col, neither = (f.index(layout.LAYOUTS.index(name)) for name in ("row", "col", "any"))
-            b_layout = f.select(by_rows, row, f.select(by_columns, col, neither))
+            b_layout = layout_of_b(f, shape, fields, "b_size")
             bias = f.select(fields.bias_kind.equals(layout.ARRAY_BIAS), fields.bias_element, f.index(0))
             key = (fields.a_element, fields.options, fields.bias_kind, bias, b_layout)
             total = key[0] * layout.FACTORS[0]
@@ -85,6 +80,14 @@ def _define_class(module: Module) -> None:
         f.ret(answer.value)
 
 
+def layout_of_b(f: Function, shape: Args, record: Args, size: str) -> Value:
+    """Return the number of the layout of B, among LAYOUTS; the field `size` of a record has the bytes of an element."""
+    by_rows = shape.n.equals(1) | shape.b_col.equals(getattr(record, size))
+    by_columns = shape.k.equals(1) | shape.b_row.equals(getattr(record, size))
+    row, col, neither = (f.index(layout.LAYOUTS.index(name)) for name in ("row", "col", "any"))
+    return f.select(by_rows, row, f.select(by_columns, col, neither))
+
+
 def _fits(f: Function, fields: Args, n: Value) -> Value:
     """Return 1 for a bias of one number, or of n contiguous ones."""
     good = f.var(fields.bias_ndim.equals(0))
@@ -96,9 +99,7 @@ def _fits(f: Function, fields: Args, n: Value) -> Value:
 
 def _define_shape(module: Module) -> None:
     """Define `shape(call, shape, place)`: sizes and strides, and the result's shape; 0 for what no family takes."""
-    with module.function(
-        "shape", ("ptr", "call"), ("ptr", "shape"), ("ptr", "place"), local=True, returns="i64"
-    ) as f:  # fmt: skip
+    with module.function("shape", "call", "shape", "place", local=True, returns="i64") as f:
         fields, shape = Args(f, f["call"], CALL), Args(f, f["shape"], SHAPE)
         good = f.var(f.const("i1", 1))
         batches = {}
@@ -155,7 +156,7 @@ def _result(f: Function, fields: Args, shape: Args, good: Var) -> None:
     """Set the result's shape, and the strides of C: those of `out`, which must be row-major, or of a new array."""
     entry, element = Args(f, f["place"], ENTRY), fields.a_size
     lengths, ndim = f["place"] + at(ENTRY, "c_shape_0"), f.var(f.index(0))
-    has_out = is_null(f, fields.out_object) ^ True
+    has_out = f.is_null(fields.out_object) ^ True
     has = (
         (fields.a_ndim.equals(3) | fields.b_ndim.equals(3), "batch"),
         (fields.a_ndim > 1, "m"),
@@ -208,13 +209,13 @@ def _fold(f: Function, fields: Args, shape: Args, good: Var) -> None:
 
 def _family(f: Function, class_: Value, shape_at: Value, often: Var) -> Value:
     """Return the first family of a class that takes a product, or NULL; one worth threads is `often` at SOON."""
-    shape, answer = Args(f, shape_at, SHAPE), f.var(Value(f, "ptr", "null"))
+    shape, answer = Args(f, shape_at, SHAPE), f.var(f.null)
     m, n, k = (getattr(shape, name) for name in layout.LIMITS)
     work = f.convert("sitofp", m, "double")
     for factor in (n, k, shape.batch):  # as a float, which does not overflow
         work = work * f.convert("sitofp", factor, "double")
     families = Args(f, class_, CLASS).families
-    with f.loop(0, families) as i, f.if_(is_null(f, answer.value)):
+    with f.loop(0, families) as i, f.if_(f.is_null(answer.value)):
         place = class_ + size(CLASS) + i * size(MEMBER)
         family = Args(f, place, MEMBER)
         with f.if_((work <= family.most) & takes(f, family, shape)):

@@ -158,12 +158,8 @@ ENTRIES_AT = -(-(COUNTERS_AT + 16 * COUNTERS) // 64) * 64
 TABLE_BYTES = ENTRIES_AT + SETS * WAYS * ENTRY_BYTES
 
 
-def _signed(word: int) -> int:
-    return (word + (1 << 63)) % (1 << 64) - (1 << 63)
-
-
 # Odd numbers that look random: the powers of 2**64 over the golden ratio.
-FACTORS = [_signed(pow(0x9E3779B97F4A7C15, i, 1 << 64)) for i in range(1, MOST_WORDS + 1)]
+FACTORS = [int(np.uint64(pow(0x9E3779B97F4A7C15, i, 1 << 64)).astype(np.int64)) for i in range(1, MOST_WORDS + 1)]
 
 
 def hashed(key: list[int]) -> int:
@@ -180,25 +176,16 @@ def place(hash_: int) -> int:
 
     The bits are mixed once more: keys that differ in one stride are equally far apart, and would share a few sets.
     """
-    return _high_bits((hash_ ^ hash_ >> MIX) * FACTORS[1], SETS) * WAYS
+    return high_bits((hash_ ^ hash_ >> MIX) * FACTORS[1], SETS) * WAYS
 
 
-def pair_place(first: int, second: int) -> int:
-    """Return the index of the first place of a pair."""
-    return _high_bits(first * FACTORS[0] + second * FACTORS[1], PAIRS)
+def place_of(key: list[int], count: int) -> int:
+    """Return the index, below `count`, of the first place of a pair or a class."""
+    return high_bits(sum(map(operator.mul, key, FACTORS)), count)
 
 
-def counter_place(hash_: int) -> int:
-    """Return the index of the counter of a key with this hash."""
-    return _high_bits(hash_, COUNTERS)
-
-
-def class_place(key: list[int]) -> int:
-    """Return the index of the first place of a class."""
-    return _high_bits(sum(map(operator.mul, key, FACTORS)), CLASSES)
-
-
-def _high_bits(word: int, count: int) -> int:
+def high_bits(word: int, count: int) -> int:
+    """Return the upper bits of a word as a number below `count`: where a hash has its counter."""
     return (word % (1 << 64)) >> (65 - count.bit_length())
 
 

@@ -6,7 +6,6 @@ from gemmery.cpu import entry_layout as layout
 from gemmery.cpu import objects
 from gemmery.cpu.abi import Args
 from gemmery.cpu.atomics import call
-from gemmery.cpu.entry_arguments import is_null
 from gemmery.cpu.entry_layout import CALL, ENTRY, HEAD, at, size
 from gemmery.cpu.entry_tensors import IS_TENSOR
 from gemmery.cpu.ir import Function, Module, Value, Var
@@ -28,11 +27,11 @@ def is_object(f: Function, x: Value) -> Value:
 
 def define_product(module: Module) -> None:
     """Define `product(table, call)`: the result of a call, UNKNOWN or RAISED."""
-    with module.function("product", ("ptr", "table"), ("ptr", "call"), local=True, returns="ptr") as f:
+    with module.function("product", "table", "call", local=True, returns="ptr") as f:
         table, record = f["table"], f["call"]
         entry = call(f, "ptr", "find", table, record)
         answer = f.var(special(f, UNKNOWN))
-        with f.if_(is_null(f, entry) ^ True):
+        with f.if_(f.is_null(entry) ^ True):
             countdown = Args(f, entry, ENTRY).countdown
             with f.if_(countdown > 1):
                 Args(f, entry, ENTRY).countdown = countdown - 1
@@ -45,13 +44,13 @@ def define_product(module: Module) -> None:
         fields = Args(f, record, CALL)
         with f.else_(), f.if_(fields.options < min(layout.CONTRACTION.values())):
             pair = call(f, "ptr", "pair", table, fields.a_element, fields.b_element, f.index(layout.CONVERTED))
-            with f.if_(is_null(f, pair) ^ True):
+            with f.if_(f.is_null(pair) ^ True):
                 answer.value = call(f, "ptr", "converted", table, record, pair)
             with f.else_():
                 answer.value = call(f, "ptr", "with_bias", table, record)
-                with f.if_(is_null(f, answer.value)):
+                with f.if_(f.is_null(answer.value)):
                     answer.value = call(f, "ptr", "member", table, record)
-                with f.if_(is_null(f, answer.value)):
+                with f.if_(f.is_null(answer.value)):
                     answer.value = call(f, "ptr", "cast", table, record)
         f.ret(answer.value)
 
@@ -61,8 +60,7 @@ def define_prepared(module: Module) -> None:
 
     `place` is an entry that no other call uses; its job is changed.
     """
-    params = (("ptr", "table"), ("ptr", "call"), ("ptr", "place"))
-    with module.function("prepared", *params, local=True, returns="ptr") as f:
+    with module.function("prepared", "table", "call", "place", local=True, returns="ptr") as f:
         head, fields, entry = Args(f, f["table"], HEAD), Args(f, f["call"], CALL), Args(f, f["place"], ENTRY)
         answer = f.var(special(f, UNKNOWN))
         good, data = f.var(f.const("i1", 1)), f.var(fields.out_data)
@@ -71,10 +69,10 @@ def define_prepared(module: Module) -> None:
             good.value = fields.integral.differs(0)
         with f.if_(scaled & (fields.alpha_imag.differs(0) | fields.beta_imag.differs(0))):
             good.value = entry.scalar >= layout.COMPLEX
-        has_out = is_null(f, fields.out_object) ^ True
+        has_out = f.is_null(fields.out_object) ^ True
         with f.if_(good.value & has_out):
             _into_out(f, fields, entry, answer, good)
-            with f.if_(good.value & (is_null(f, fields.old_object) ^ True)):
+            with f.if_(good.value & (f.is_null(fields.old_object) ^ True)):
                 _store_old(f, head, answer, good)
         with f.if_(good.value & (has_out ^ True)):
             with f.if_(entry.c_tensor.equals(0)):
@@ -98,11 +96,11 @@ def define_prepared(module: Module) -> None:
 def _allocate(f: Function, head: Args, entry: Args, answer: Var, data: Var, good: Var) -> None:
     """Make an array for the result. Where NumPy cannot, the call is Python's: it tries again and says why."""
     f.call_address(head.incref, entry.c_descr)  # new_array takes over a reference
-    null, flags = Value(f, "ptr", "null"), f.convert("trunc", entry.c_fortran, "i32")
+    null, flags = f.null, f.convert("trunc", entry.c_fortran, "i32")
     ndim = f.convert("trunc", entry.c_ndim, "i32")
     shape = f["place"] + at(ENTRY, "c_shape_0")
     array = f.result_of(head.new_array, "ptr", head.array_type, entry.c_descr, ndim, shape, null, null, flags, null)
-    with f.if_(is_null(f, array)):
+    with f.if_(f.is_null(array)):
         f.call_address(head.clear_error)
         answer.value, good.value = special(f, UNKNOWN), f.const("i1", 0)
     with f.else_():
@@ -114,7 +112,7 @@ def _allocate_tensor(f: Function, head: Args, entry: Args, answer: Var, data: Va
     shape, memory = f["place"] + at(ENTRY, "c_shape_0"), f.buffer(8, 8)
     code, fortran = entry.c_tensor - 1, entry.c_fortran
     tensor = call(f, "ptr", "new_tensor", head.tensors, code, entry.c_ndim, shape, fortran, memory)
-    answer.value, good.value = tensor, is_null(f, tensor) ^ True
+    answer.value, good.value = tensor, f.is_null(tensor) ^ True
     with f.if_(good.value):
         data.value = f.load("ptr", memory)
 
@@ -138,7 +136,7 @@ def _into_out(f: Function, fields: Args, entry: Args, answer: Var, good: Var) ->
         for name in ("a", "b", "bias"):
             start = f.emit("i64", f"ptrtoint {getattr(fields, f'{name}_data')} to i64")
             clear = (high <= start + getattr(entry, f"{name}_low")) | (start + getattr(entry, f"{name}_high") <= low)
-            apart = apart & (clear | is_null(f, getattr(fields, f"{name}_object")))
+            apart = apart & (clear | f.is_null(getattr(fields, f"{name}_object")))
         with f.if_(apart):
             f.call_address(Args(f, f["table"], HEAD).incref, fields.out_object)
             answer.value = fields.out_object
@@ -152,29 +150,29 @@ def define_aside(module: Module) -> None:
 
     With beta, that memory starts as a copy of the old C: `old` if there is one, else `out`.
     """
-    with module.function("aside", ("ptr", "table"), ("ptr", "call"), local=True, returns="ptr") as f:
+    with module.function("aside", "table", "call", local=True, returns="ptr") as f:
         table, record = f["table"], f["call"]
         head, fields = Args(f, table, HEAD), Args(f, record, CALL)
-        out, null = fields.out_object, Value(f, "ptr", "null")
+        out, null = fields.out_object, f.null
         out_ndim, out_shape = fields.out_ndim, fields.out_shape
         answer, copy = f.var(special(f, UNKNOWN)), f.var(null)
         is_tensor = fields.tensors.differs(0)
-        raw, good = fields.raw, f.var(fields.raw.equals(0) & (is_null(f, out) | (is_tensor ^ True)))
-        both = (is_null(f, out) | is_null(f, fields.old_object)) ^ True
+        raw, good = fields.raw, f.var(fields.raw.equals(0) & (f.is_null(out) | (is_tensor ^ True)))
+        both = (f.is_null(out) | f.is_null(fields.old_object)) ^ True
         with f.if_(good.value & both):  # no entry has checked this `out`
             contiguous = fields.out_flags & (objects.C_CONTIGUOUS | objects.F_CONTIGUOUS)
             good.value = (fields.out_flags & objects.WRITEABLE).differs(0) & contiguous.differs(0)
             good.value = good.value & fields.out_element.equals(fields.old_element)
         with f.if_(good.value & (fields.options & layout.BETA).differs(0)):
-            source = f.select(is_null(f, fields.old_object), out, fields.old_object)
+            source = f.select(f.is_null(fields.old_object), out, fields.old_object)
             with f.if_(is_tensor):
                 # Python decides of which kind the result is where the old C alone, or not it, is a tensor.
                 with f.if_((fields.old_flags & (fields.a_flags | fields.b_flags) & IS_TENSOR).differs(0)):
                     copy.value = call(f, "ptr", "copy_tensor", head.tensors, record + at(CALL, "old_object"))
-                good.value = is_null(f, copy.value) ^ True
+                good.value = f.is_null(copy.value) ^ True
             with f.else_():
                 copy.value = f.result_of(head.new_copy, "ptr", source, f.const("i32", 0))
-                with f.if_(is_null(f, copy.value)):
+                with f.if_(f.is_null(copy.value)):
                     answer.value, good.value = special(f, RAISED), f.const("i1", 0)
             with f.if_(good.value):
                 good.value = call(f, "i64", "read", table, copy.value, record + at(CALL, "out_object")).differs(0)
@@ -185,12 +183,12 @@ def define_aside(module: Module) -> None:
             result = call(f, "ptr", "product", table, record)
             fields.raw = raw
             answer.value = result
-            with f.if_(is_object(f, result) & (is_null(f, out) ^ True)):
+            with f.if_(is_object(f, result) & (f.is_null(out) ^ True)):
                 answer.value = special(f, UNKNOWN)
                 with f.if_(_same_shape(f, result, out_ndim, out_shape)):
                     answer.value = call(f, "ptr", "copied", table, out, result)
                 f.call_address(head.decref, result)
-        with f.if_(is_null(f, copy.value) ^ True):
+        with f.if_(f.is_null(copy.value) ^ True):
             f.call_address(head.decref, copy.value)
         f.ret(answer.value)
 
@@ -207,17 +205,14 @@ def _same_shape(f: Function, array: Value, ndim: Value, shape: Value) -> Value:
 
 def define_copied(module: Module) -> None:
     """Define `copied(table, out, result)`: copies the result to `out`, converted; returns a reference to out."""
-    with module.function(
-        "copied", ("ptr", "table"), ("ptr", "out"), ("ptr", "result"), local=True, returns="ptr"
-    ) as f:  # fmt: skip
+    with module.function("copied", "table", "out", "result", local=True, returns="ptr") as f:
         head, answer = Args(f, f["table"], HEAD), f.var(special(f, RAISED))
-        null = Value(f, "ptr", "null")
         elements = [f.load("i64", f.load("ptr", f[x] + objects.DESCR) + objects.ELEMENT) for x in ("out", "result")]
-        token, ready = f.var(null), f.var(f.const("i1", 1))
+        token, ready = f.var(f.null), f.var(f.const("i1", 1))
         casts = elements[0].differs(elements[1])
         with f.if_(casts):  # as in np.errstate(all="ignore"): no warnings of overflow
             token.value = f.result_of(head.set_context, "ptr", head.error_state, head.ignoring)
-            ready.value = is_null(f, token.value) ^ True
+            ready.value = f.is_null(token.value) ^ True
         with f.if_(ready.value):
             error = f.result_of(head.copy_into, "i32", f["out"], f["result"])
             with f.if_(error.equals(0)):
@@ -231,8 +226,7 @@ def define_copied(module: Module) -> None:
 
 def define_execute(module: Module) -> None:
     """Define `execute(table, call, place, data)`: runs an entry's job on the arrays of a call; returns an errno."""
-    params = (("ptr", "table"), ("ptr", "call"), ("ptr", "place"), ("ptr", "data"))
-    with module.function("execute", *params, local=True, returns="i64") as f:
+    with module.function("execute", "table", "call", "place", "data", local=True, returns="i64") as f:
         head, fields, entry = Args(f, f["table"], HEAD), Args(f, f["call"], CALL), Args(f, f["place"], ENTRY)
         job_at = f["place"] + at(ENTRY, f"job_{JOB[0][0]}")
         job = Args(f, job_at, JOB)
@@ -247,7 +241,7 @@ def define_execute(module: Module) -> None:
                 job.bias = number
             with f.else_():
                 job.bias = fields.bias_data
-        state = f.var(Value(f, "ptr", "null"))
+        state = f.var(f.null)
         is_long, plain = entry.long.differs(0), entry.plain.differs(0)
         with f.if_(is_long):
             state.value = f.result_of(head.save_thread, "ptr")
@@ -307,8 +301,7 @@ def _loops(f: Function, loops: Value, job_at: Value, job: Args, plain: Value, er
 
 def define_launch(module: Module) -> None:
     """Define `launch(table, job, plain)`: runs a job here, or with the pool; returns an errno."""
-    params = (("ptr", "table"), ("ptr", "job"), ("i64", "plain"))
-    with module.function("launch", *params, local=True, returns="i64") as f:
+    with module.function("launch", "table", "job", ("i64", "plain"), local=True, returns="i64") as f:
         error = f.var(f.index(0))
         with f.if_(f["plain"].equals(0)):
             error.value = f.result_of(Args(f, f["table"], HEAD).run, "i64", f["job"])

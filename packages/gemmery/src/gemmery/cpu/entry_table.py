@@ -59,7 +59,8 @@ def find(key: Key) -> int:
 
 def counter(table: int, key: Key) -> Any:
     """Return the hash of a counter's key, and its count."""
-    return (ctypes.c_uint64 * 2).from_address(table + layout.COUNTERS_AT + 16 * layout.counter_place(key.hash))
+    index = layout.high_bits(key.hash, layout.COUNTERS)
+    return (ctypes.c_uint64 * 2).from_address(table + layout.COUNTERS_AT + 16 * index)
 
 
 def store_entry(table: int, key: Key, data: bytes) -> None:

@@ -10,38 +10,38 @@ from gemmery.arrays.pytorch_abi import CODES
 from gemmery.cpu import objects
 from gemmery.cpu.abi import Args
 from gemmery.cpu.atomics import call
-from gemmery.cpu.entry_arguments import is_null, same
+from gemmery.cpu.entry_arguments import same
 from gemmery.cpu.entry_layout import OPERAND
-from gemmery.cpu.ir import Function, Module, Value
+from gemmery.cpu.ir import Function, FunctionParameter, Module, Value
 from gemmery.cpu.tensors import CODES_AT, WORDS
 
 IS_TENSOR = 1 << 32  # in the flags of an operand, above those of NumPy
 _MOST_DIMENSIONS = 8  # of a new tensor
 _LARGE = 1 << 30  # bytes from which Python allocates, because the shim writes a failure to stderr
 
-NEW = (("i64", "code"), ("i64", "ndim"), ("ptr", "shape"), ("i64", "fortran"), ("ptr", "data"))
+NEW = (("i64", "code"), ("i64", "ndim"), "shape", ("i64", "fortran"), "data")
 
 
 def define(module: Module) -> None:
     """Define what the builtins need for tensors."""
-    with _function(module, "read_tensor", ("ptr", "x"), ("ptr", "record"), returns="i64") as f:
+    with _function(module, "read_tensor", "x", "record", returns="i64") as f:
         _read(f, Args(f, f["facts"], WORDS), Args(f, f["record"], OPERAND))
     with _function(module, "recorded", returns="i64") as f:
         f.ret(_recorded(f, Args(f, f["facts"], WORDS)))
     with _function(module, "new_tensor", *NEW, returns="ptr") as f:
         _new(f, Args(f, f["facts"], WORDS))
-    with module.function("contiguous", ("ptr", "record"), local=True, returns="i64") as f:
+    with module.function("contiguous", "record", local=True, returns="i64") as f:
         _contiguous(f, Args(f, f["record"], OPERAND))
-    with _function(module, "copy_tensor", ("ptr", "record"), returns="ptr") as f:
+    with _function(module, "copy_tensor", "record", returns="ptr") as f:
         _copy(f, Args(f, f["record"], OPERAND))
-    with module.function("store_tensor", ("ptr", "source"), ("ptr", "target"), local=True, returns="i64") as f:
+    with module.function("store_tensor", "source", "target", local=True, returns="i64") as f:
         _store(f, Args(f, f["source"], OPERAND), Args(f, f["target"], OPERAND))
-    with _function(module, "written", ("ptr", "x")) as f:
+    with _function(module, "written", "x") as f:
         _written(f, Args(f, f["facts"], WORDS))
 
 
-def _function(module: Module, name: str, *params: tuple[str, str], returns: str = "void") -> Function:
-    return module.function(name, ("ptr", "facts"), *params, local=True, returns=returns)
+def _function(module: Module, name: str, *params: FunctionParameter, returns: str = "void") -> Function:
+    return module.function(name, "facts", *params, local=True, returns=returns)
 
 
 def _read(f: Function, torch: Args, operand: Args) -> None:
@@ -69,7 +69,7 @@ def _read(f: Function, torch: Args, operand: Args) -> None:
             operand.element, operand.size, operand.unit = element, size, size
             plain = keys.equals(torch.plain_keys)  # an inference tensor is written in inference mode alone: by Python
             operand.flags = f.select(plain, f.index(IS_TENSOR | objects.WRITEABLE), f.index(IS_TENSOR))
-            known = (tracked.value ^ True) & element.differs(0) & (is_null(f, operand.data) ^ True)
+            known = (tracked.value ^ True) & element.differs(0) & (f.is_null(operand.data) ^ True)
             with f.if_(known & (_word(f, torch.storage_size, handle) >= _needed(f, torch, operand, handle, size))):
                 good.value = 1
     f.ret(good.value)
@@ -100,7 +100,7 @@ def _new(f: Function, torch: Args) -> None:
     It is contiguous, in the order of Fortran if asked for.
     """
     shape, ndim = f["shape"], f["ndim"]
-    strides, handle, tensor = f.buffer(8 * _MOST_DIMENSIONS, 8), f.buffer(8, 8), f.var(Value(f, "ptr", "null"))
+    strides, handle, tensor = f.buffer(8 * _MOST_DIMENSIONS, 8), f.buffer(8, 8), f.var(f.null)
     step = f.var(f.index(1))
     with f.loop(0, ndim) as i:
         axis = f.select(f["fortran"].equals(0), ndim - 1 - i, i) * 8
@@ -132,12 +132,12 @@ def _contiguous(f: Function, x: Args) -> None:
 
 def _copy(f: Function, source: Args) -> None:
     """Return a copy of a contiguous tensor from its record, or NULL and no exception for others."""
-    copy, data = f.var(Value(f, "ptr", "null")), f.buffer(8, 8)
+    copy, data = f.var(f.null), f.buffer(8, 8)
     size = call(f, "i64", "contiguous", f["record"])
     with f.if_(size.differs(0)):
         code, in_order = source.element * -1 - 1, f.index(0)
         copy.value = call(f, "ptr", "new_tensor", f["facts"], code, source.ndim, source.shape, in_order, data)
-        with f.if_(is_null(f, copy.value) ^ True):
+        with f.if_(f.is_null(copy.value) ^ True):
             _move(f, source.data, f.load("ptr", data), size)
     f.ret(copy.value)
 

@@ -124,10 +124,6 @@ def _gelu(f: Function, x: Value) -> Value:
     return x * f.select(x < 0, tail, 1.0 - tail)
 
 
-def _silu(f: Function, x: Value) -> Value:
-    return x * _share(f, x)
-
-
 def _sigmoid(f: Function, x: Value) -> Value:
     return _keep_nan(f, x, _share(f, x))
 
@@ -214,10 +210,6 @@ def larger(f: Function, x: Value, y: Value) -> Value:
 
 def _smaller(f: Function, x: Value, y: Value) -> Value:
     return f.select((x < y) | x.differs(x), x, y)
-
-
-def _sqrt(f: Function, x: Value) -> Value:
-    return f.overloaded("llvm.sqrt", x)
 
 
 def rounded(f: Function, x: Value, memory: DType) -> Value:
@@ -359,9 +351,11 @@ def _divide(f: Function, x: Value, y: Value) -> Value:
 
 
 _FUNCTIONS: dict[str, Callable[[Function, Value], Value]] = {
-    "relu": _relu, "gelu": _gelu, "silu": _silu, "sigmoid": _sigmoid, "exp": exponential, "log": logarithm,
-    "tanh": _tanh, "erf": _erf, "sqrt": _sqrt, "rint": _rint,
-    "rsqrt": lambda f, x: _divide(f, f.const(x.type, 1), _sqrt(f, x)),
+    "relu": _relu, "gelu": _gelu, "sigmoid": _sigmoid, "exp": exponential, "log": logarithm, "tanh": _tanh,
+    "erf": _erf, "rint": _rint,
+    "silu": lambda f, x: x * _share(f, x),
+    "sqrt": lambda f, x: f.overloaded("llvm.sqrt", x),
+    "rsqrt": lambda f, x: _divide(f, f.const(x.type, 1), f.overloaded("llvm.sqrt", x)),
     "negative": lambda f, x: f.emit(x.type, f"fneg {x}"),
     "absolute": lambda f, x: f.overloaded("llvm.fabs", x),
     "not": lambda f, x: x ^ 1,

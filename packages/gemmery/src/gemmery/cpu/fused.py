@@ -109,21 +109,8 @@ def _ufunc(loops: list[int], types: str) -> np.ufunc:
         workspace.forever(buffer)
     no_identity = -1
     name, doc = b"fma", b"x * y + z rounded once"
-    return cast(
-        np.ufunc,
-        prototype(cast(int, make))(
-            ctypes.addressof(functions),
-            ctypes.addressof(data),
-            ctypes.addressof(kinds),
-            len(loops),
-            3,
-            1,
-            no_identity,
-            name,
-            doc,
-            0,
-        ),
-    )
+    places = [ctypes.addressof(buffer) for buffer in (functions, data, kinds)]
+    return cast(np.ufunc, prototype(cast(int, make))(*places, len(loops), 3, 1, no_identity, name, doc, 0))
 
 
 def _module(target: Target) -> Module:
@@ -152,19 +139,15 @@ def _loop(f: Function, element: str, lanes: int) -> None:
         sources.append(f.select(scalar, spread, base))
     turn = lanes * _UNROLL
     whole = f.select(fast, count & -turn, f.index(0))
-
-    def at(base: Value, step: Value, i: Value) -> Value:
-        return base + i * step
-
     with f.loop(0, whole, turn) as i:
         places = [i + lanes * j for j in range(_UNROLL)]
         # Everything is read before anything is written, since the output may be one of the inputs.
-        inputs = [[f.load(type_, at(s, step, p)) for s, step in zip(sources, steps[:3], strict=True)] for p in places]
+        inputs = [[f.load(type_, s + p * step) for s, step in zip(sources, steps[:3], strict=True)] for p in places]
         for place, values in zip(places, inputs, strict=True):
-            f.store(f.fma(*values), at(bases[3], steps[3], place))
+            f.store(f.fma(*values), bases[3] + place * steps[3])
     with f.loop(whole, count) as i:
-        values = [f.load(element, at(base, step, i)) for base, step in zip(bases[:3], steps[:3], strict=True)]
-        f.store(f.fma(*values), at(bases[3], steps[3], i))
+        values = [f.load(element, base + i * step) for base, step in zip(bases[:3], steps[:3], strict=True)]
+        f.store(f.fma(*values), bases[3] + i * steps[3])
 
 
 # Sums of tensor cores: a vector holds 8 neighboring ones. Each number is taken apart into a significand in float32 and
@@ -212,7 +195,7 @@ def _arguments(pointer: Any, long: Any, number: Any) -> list[Any]:
     return [pointer] * 5 + [long] * 7 + [number] * 3
 
 
-_NAMES = (
+_NAMES = [
     "before",
     "a",
     "b",
@@ -228,7 +211,7 @@ _NAMES = (
     "a_normal",
     "b_normal",
     "aligned",
-)
+]
 
 
 def _sums(target: Target) -> Module:

@@ -30,13 +30,13 @@ from gemmery.cpu.target import Target, k_block
 from gemmery.cpu.ukernel import SHORT, Product, vector_room
 
 _FINISH = (
-    ("i64", "count"), ("ptr", "sums"), ("ptr", "y"), ("i64", "y_step"),
-    ("ptr", "bias"), ("i64", "bias_step"), ("ptr", "alpha"), ("ptr", "beta"),
+    ("i64", "count"), "sums", "y", ("i64", "y_step"),
+    "bias", ("i64", "bias_step"), "alpha", "beta",
 )  # fmt: skip
 _LANES_BLOCK = 4096  # real numbers of k whose sums by lanes are added at once
 _ALL = (
-    ("i64", "m"), ("i64", "k"), ("ptr", "a"), ("i64", "row"), ("i64", "col"), ("ptr", "x"), ("i64", "x_step"),
-    ("ptr", "y"), ("i64", "y_step"), ("ptr", "bias"), ("i64", "bias_step"), ("ptr", "args"),
+    ("i64", "m"), ("i64", "k"), "a", ("i64", "row"), ("i64", "col"), "x", ("i64", "x_step"),
+    "y", ("i64", "y_step"), "bias", ("i64", "bias_step"), "args",
 )  # fmt: skip
 
 
@@ -66,14 +66,14 @@ def gemv(target: Target, product: Product, columns: int) -> Module:
     for name, body in forms.items():
         with module.function(name, *gemv_forms.PARAMS, local=True) as f:
             body(f)
-    with module.function("pack_x", ("i64", "k"), ("ptr", "x"), ("i64", "step"), ("ptr", "to"), local=True) as f:
+    with module.function("pack_x", ("i64", "k"), "x", ("i64", "step"), "to", local=True) as f:
         gemv_forms.pack_x(f, product)
     with module.function("finish", *_FINISH, local=True) as f:
         _finish(f, product)
     define_fold(module, product.accumulator)
     with module.function("column", *_ALL, local=True) as f:
         _column(f, product)
-    with module.function("gemv", ("ptr", "args")) as f:
+    with module.function("gemv", "args") as f:
         _entry(f)
     return module
 
@@ -97,12 +97,12 @@ def _column(f: Function, product: Product) -> None:
     m, k = f["m"], f["k"]
     from_end = f["col"] < 0
     a, x = _last(f, from_end, f["a"], f["col"], k), _last(f, from_end, f["x"], f["x_step"], k)
-    col, x_step = _oriented(f, from_end, f["col"]), _oriented(f, from_end, f["x_step"])
+    col, x_step = f.select(from_end, 0 - f["col"], f["col"]), f.select(from_end, 0 - f["x_step"], f["x_step"])
     from_end = f["row"] < 0
     a, y = _last(f, from_end, a, f["row"], m), _last(f, from_end, f["y"], f["y_step"], m)
     bias = _last(f, from_end, f["bias"], f["bias_step"], m)
-    row, y_step = _oriented(f, from_end, f["row"]), _oriented(f, from_end, f["y_step"])
-    bias_step = _oriented(f, from_end, f["bias_step"])
+    row, y_step = f.select(from_end, 0 - f["row"], f["row"]), f.select(from_end, 0 - f["y_step"], f["y_step"])
+    bias_step = f.select(from_end, 0 - f["bias_step"], f["bias_step"])
     mc, kc = args.mc, args.kc
     stack = f.buffer(vector_room(product, SHORT, SHORT))
     sums = f.select((mc <= SHORT) & (kc <= SHORT), stack, args.workspace)
@@ -136,10 +136,6 @@ def _column(f: Function, product: Product) -> None:
 def _last(f: Function, from_end: Value, at: Value, step: Value, count: Value) -> Value:
     """Return the address of the first element of a walk, which is the last in memory when `from_end`."""
     return at + f.select(from_end, (count - 1) * step, f.index(0))
-
-
-def _oriented(f: Function, from_end: Value, step: Value) -> Value:
-    return f.select(from_end, 0 - step, step)
 
 
 def _choose(f: Function, product: Product, operands: tuple[Value, ...]) -> None:

@@ -14,7 +14,7 @@ from gemmery.cpu.ir_types import SIZES, element_of, lanes_of, vector
 from gemmery.cpu.ukernel import Product
 
 PARAMS = (
-    ("i64", "count"), ("i64", "k"), ("ptr", "a"), ("i64", "row"), ("i64", "col"), ("ptr", "x"), ("ptr", "sums"),
+    ("i64", "count"), ("i64", "k"), "a", ("i64", "row"), ("i64", "col"), "x", "sums",
 )  # fmt: skip
 VECTORS = 2  # partial sums of a row of `dots`, in vectors
 SCALARS = 8  # sums in one pass of `each`, a chain of multiply-adds for each
@@ -70,41 +70,34 @@ def dots(f: Function, product: Product, apart: int) -> None:
     Two rows of every second element: with four, LLVM takes 5 ms longer and f32 and f64 are no faster. With AVX2 they
     are (1024 x 1024 of 2048 x 2048, f64, Zen 3: 433 us with four, 602 with two).
     """
-    count, isa = f["count"], f.target.isa
-    rows = 2 if apart == 2 and isa != "avx2" else (8 if isa == "avx512" else 4) // product.parts
-    whole = count // rows * rows
-    with f.loop(0, whole, rows) as i:
-        _dot_rows(f, product, apart, i, rows)
-    with f.loop(whole, count) as i:
-        _dot_rows(f, product, apart, i, 1)
-
-
-def _dot_rows(f: Function, product: Product, apart: int, i: Value, rows: int) -> None:
     size, step, parts = SIZES[product.accumulator], apart * _number_size(product), product.parts
     lanes = f.target.lanes(size)
     wide = vector(lanes, product.accumulator)
-    k = f["k"] * parts
-    x = [f["x"] + k * (part * size) for part in range(parts)]
-    a = [f["a"] + (i + r) * f["row"] for r in range(rows)]
-    totals = [[[f.var(f.zero(wide)) for _ in range(VECTORS)] for _ in x] for _ in a]
-    whole = k // (lanes * VECTORS) * (lanes * VECTORS)
-    with f.loop(0, whole, lanes * VECTORS) as p:
-        for v in range(VECTORS):
-            q = p + v * lanes
-            some = [f.load(wide, vector_x + q * size) for vector_x in x]
+    isa = f.target.isa
+    most = 2 if apart == 2 and isa != "avx2" else (8 if isa == "avx512" else 4) // parts
+    for i, rows in f.in_steps(f["count"], most):
+        k = f["k"] * parts
+        x = [f["x"] + k * (part * size) for part in range(parts)]
+        a = [f["a"] + (i + r) * f["row"] for r in range(rows)]
+        totals = [[[f.var(f.zero(wide)) for _ in range(VECTORS)] for _ in x] for _ in a]
+        whole = k // (lanes * VECTORS) * (lanes * VECTORS)
+        with f.loop(0, whole, lanes * VECTORS) as p:
+            for v in range(VECTORS):
+                q = p + v * lanes
+                some = [f.load(wide, vector_x + q * size) for vector_x in x]
+                for row, of_row in zip(a, totals, strict=True):
+                    cells = _cells(f, product, row + q * step, apart)
+                    for vector_x, of_part in zip(some, of_row, strict=True):
+                        of_part[v].value = f.fma(cells, vector_x, of_part[v].value)
+        with f.loop(whole, k, lanes) as p:
+            some = [f.load_masked(wide, vector_x + p * size, f.first_lanes(k - p, lanes)) for vector_x in x]
             for row, of_row in zip(a, totals, strict=True):
-                cells = _cells(f, product, row + q * step, apart)
+                cells = _cells(f, product, row + p * step, apart, k - p)
                 for vector_x, of_part in zip(some, of_row, strict=True):
-                    of_part[v].value = f.fma(cells, vector_x, of_part[v].value)
-    with f.loop(whole, k, lanes) as p:
-        some = [f.load_masked(wide, vector_x + p * size, f.first_lanes(k - p, lanes)) for vector_x in x]
-        for row, of_row in zip(a, totals, strict=True):
-            cells = _cells(f, product, row + p * step, apart, k - p)
-            for vector_x, of_part in zip(some, of_row, strict=True):
-                of_part[0].value = f.fma(cells, vector_x, of_part[0].value)
-    at = f["sums"] + i * (parts * size)
-    total = sum_lanes(f, [_sum([total.value for total in of_part]) for of_row in totals for of_part in of_row])
-    f.store(f.load(total.type, at) + total, at)
+                    of_part[0].value = f.fma(cells, vector_x, of_part[0].value)
+        at = f["sums"] + i * (parts * size)
+        total = sum_lanes(f, [_sum([total.value for total in of_part]) for of_row in totals for of_part in of_row])
+        f.store(f.load(total.type, at) + total, at)
 
 
 def _number_size(product: Product) -> int:
@@ -141,12 +134,8 @@ def sum_lanes(f: Function, values: list[Value]) -> Value:
 
 def axpys(f: Function, product: Product, apart: int, columns: int) -> None:
     """Compute sums += column p of A times x[p], for every p in order."""
-    k = f["k"]
-    whole = k // columns * columns
-    with f.loop(0, whole, columns) as p:
-        _axpy_columns(f, product, apart, p, columns)
-    with f.loop(whole, k) as p:
-        _axpy_columns(f, product, apart, p, 1)
+    for p, some in f.in_steps(f["k"], columns):
+        _axpy_columns(f, product, apart, p, some)
 
 
 def _axpy_columns(f: Function, product: Product, apart: int, p: Value, columns: int) -> None:
@@ -191,26 +180,18 @@ def _scales(f: Function, product: Product, p: Value, lanes: int) -> list[Value]:
 
 def each(f: Function, product: Product) -> None:
     """Compute sums[i] += row i of A times x, number by number."""
-    count, rows = f["count"], SCALARS // product.parts
-    whole = count // rows * rows
-    with f.loop(0, whole, rows) as i:
-        _each_rows(f, product, i, rows)
-    with f.loop(whole, count) as i:
-        _each_rows(f, product, i, 1)
-
-
-def _each_rows(f: Function, product: Product, i: Value, rows: int) -> None:
-    size, parts = SIZES[product.accumulator], product.parts
-    a = [f["a"] + (i + r) * f["row"] for r in range(rows)]
-    totals = [[[f.var(f.zero(product.accumulator)) for _ in range(parts)] for _ in range(parts)] for _ in range(rows)]
-    with f.loop(0, f["k"]) as p:
-        for q in range(parts):
-            x = [f["x"] + (f["k"] * (part * parts) + p * parts + q) * size for part in range(parts)]
-            scales = [f.load(product.accumulator, at) for at in x]
-            for row, of_row in zip(a, (of_rows[q] for of_rows in totals), strict=True):
-                number = _real(f, product, row + p * f["col"] + q * _number_size(product))
-                for scale, total in zip(scales, of_row, strict=True):
-                    total.value = f.fma(number, scale, total.value)
-    for index, sums in enumerate(sums for of_row in totals for sums in zip(*of_row, strict=True)):
-        at = f["sums"] + i * (parts * size) + index * size
-        f.store(f.load(product.accumulator, at) + _sum([each.value for each in sums]), at)
+    size, element, parts = SIZES[product.accumulator], product.accumulator, product.parts
+    for i, rows in f.in_steps(f["count"], SCALARS // parts):
+        a = [f["a"] + (i + r) * f["row"] for r in range(rows)]
+        totals = [[[f.var(f.zero(element)) for _ in range(parts)] for _ in range(parts)] for _ in range(rows)]
+        with f.loop(0, f["k"]) as p:
+            for q in range(parts):
+                x = [f["x"] + (f["k"] * (part * parts) + p * parts + q) * size for part in range(parts)]
+                scales = [f.load(element, at) for at in x]
+                for row, of_row in zip(a, (of_rows[q] for of_rows in totals), strict=True):
+                    number = _real(f, product, row + p * f["col"] + q * _number_size(product))
+                    for scale, total in zip(scales, of_row, strict=True):
+                        total.value = f.fma(number, scale, total.value)
+        for index, sums in enumerate(sums for of_row in totals for sums in zip(*of_row, strict=True)):
+            at = f["sums"] + i * (parts * size) + index * size
+            f.store(f.load(element, at) + _sum([each.value for each in sums]), at)

@@ -1,11 +1,12 @@
 """Element types and compiled texts (images) of the CPU's products: which of them serve a product, by what steps.
 
-Each image imports the module that generates it, since importing all of them would delay a first product.
+The module that generates an image is imported for it alone, since importing all of them would delay a first product.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from gemmery import dtypes
@@ -18,7 +19,6 @@ from gemmery.keywords import ACTIVATIONS
 from gemmery.problem import Problem
 
 if TYPE_CHECKING:
-    from gemmery.cpu.ir import Module
     from gemmery.cpu.streamed import Streams
 
 COLUMNS = 4  # per pass where columns are contiguous: f64, 4096 x 4096, Zen 4: 3.11 ms with 4, 3.37 with 6, 3.64 with 8
@@ -63,11 +63,9 @@ def product(target: Target, problem: Problem) -> Product:
     )
     narrower = dtypes.get(types.dtype).size < SIZES[packed] and not types.is_complex
     slow = types.dtype == "f16" and not target.has_fma  # widened by integer arithmetic
-    return (
-        types._replace(stored=types.b_dtype or types.dtype)
-        if problem.b_layout == "packed" and narrower and not slow
-        else types
-    )
+    if problem.b_layout == "packed" and narrower and not slow:
+        return types._replace(stored=types.b_dtype or types.dtype)
+    return types
 
 
 def _arithmetic(target: Target, dtype: str, out: str, b_dtype: str) -> tuple[str, str, int, str]:
@@ -120,48 +118,29 @@ def packed_refuses(problem: Problem) -> str:
     return ""
 
 
+def _image(name: str, module: str, function: str, *arguments: object, **options: object) -> Image:
+    """Return an image by the name of the function that generates it; its module is imported by the first call."""
+    return name, lambda: getattr(import_module(f"gemmery.cpu.{module}"), function)(*arguments, **options)
+
+
 def packed_image(target: Target, types: Product) -> Image:
     """Return the image of the packed product of these types."""
-
-    def generate() -> Module:
-        from gemmery.cpu import loops
-
-        return loops.packed(target, types)
-
-    return f"packed_{types.name}", generate
+    return _image(f"packed_{types.name}", "loops", "packed", target, types)
 
 
 def once_entries(types: Product) -> dict[str, int]:
     """Return the functions of `packed_once`, and the one that packs B for it."""
-
-    def generate() -> Module:
-        from gemmery.cpu import loops
-
-        return loops.packed(host(), types, once=True)
-
-    return jit.load(host(), f"packed_once_{types.name}", generate)
+    return jit.load(host(), *_image(f"packed_once_{types.name}", "loops", "packed", host(), types, once=True))
 
 
 def direct_image(target: Target, dtype: str, semiring: str = "") -> Image:
     """Return the image of the kernel without packing for every shape."""
-
-    def generate() -> Module:
-        from gemmery.cpu import direct as unpacked
-
-        return unpacked.general(target, dtype, semiring)
-
-    return f"direct_{dtype}{semiring}", generate
+    return _image(f"direct_{dtype}{semiring}", "direct", "general", target, dtype, semiring)
 
 
 def dots_image(target: Target, dtype: str) -> Image:
     """Return the image of the kernel of few columns."""
-
-    def generate() -> Module:
-        from gemmery.cpu import dots as few
-
-        return few.dots(target, dtype)
-
-    return f"dots_{dtype}", generate
+    return _image(f"dots_{dtype}", "dots", "dots", target, dtype)
 
 
 def gemv_product(problem: Problem) -> Product:
@@ -172,21 +151,9 @@ def gemv_product(problem: Problem) -> Product:
 
 def gemv_image(target: Target, types: Product, columns: int) -> Image:
     """Return the image of the products with a vector of these types."""
-
-    def generate() -> Module:
-        from gemmery.cpu import gemv as vectors
-
-        return vectors.gemv(target, types, columns)
-
-    return f"gemv{columns}_{types.name}", generate
+    return _image(f"gemv{columns}_{types.name}", "gemv", "gemv", target, types, columns)
 
 
 def streamed_image(target: Target, shape: Streams) -> Image:
     """Return the image of the kernel for few rows."""
-
-    def generate() -> Module:
-        from gemmery.cpu import streamed as streams
-
-        return streams.streamed(target, shape)
-
-    return shape.name, generate
+    return _image(shape.name, "streamed", "streamed", target, shape)

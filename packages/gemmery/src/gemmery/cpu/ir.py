@@ -1,6 +1,6 @@
 """A small builder of LLVM IR, in which a kernel reads like the loops that it runs.
 
-    with module.function("axpy", ("i64", "n"), ("float", "s"), ("ptr", "x"), ("ptr", "y")) as f:
+    with module.function("axpy", ("i64", "n"), ("float", "s"), "x", "y") as f:
         with f.loop(0, f["n"]) as i:
             f.store(f["s"] * f.load("float", f["x"] + i * 4) + ..., f["y"] + i * 4)
 
@@ -20,6 +20,27 @@ from contextlib import contextmanager
 
 from gemmery.cpu.ir_types import FLOATS, SIZES, constant, element_of, lanes_of, mangle, vector, with_element
 from gemmery.cpu.target import Target
+
+FunctionParameter = tuple[str, str] | str  # of a function: a type and a name, or the name of an address
+
+
+def _of_integers(name: str) -> Callable[[Value, Value | int], Value]:
+    """Return an operator that is one instruction."""
+
+    def operation(x: Value, y: Value | int) -> Value:
+        return x.f.emit(x.type, f"{name} {x}, {x._same(y).text}")
+
+    return operation
+
+
+def _comparison(signed: str, ordered: str) -> Callable[[Value, Value | float], Value]:
+    """Return the comparison with these conditions for integers and for floats."""
+
+    def compare(x: Value, y: Value | float) -> Value:
+        right, how = x._same(y), f"fcmp {ordered}" if x.is_float else f"icmp {signed}"
+        return x.f.emit(with_element(x.type, "i1"), f"{how} {x}, {right.text}")
+
+    return compare
 
 
 class Value:
@@ -67,48 +88,18 @@ class Value:
     def __rsub__(self, other: float) -> Value:
         return self._same(other) - self
 
-    def __floordiv__(self, other: Value | int) -> Value:
-        return self.f.emit(self.type, f"sdiv {self}, {self._same(other).text}")
-
-    def __and__(self, other: Value | int) -> Value:
-        return self.f.emit(self.type, f"and {self}, {self._same(other).text}")
-
-    def __or__(self, other: Value | int) -> Value:
-        return self.f.emit(self.type, f"or {self}, {self._same(other).text}")
-
-    def __xor__(self, other: Value | int) -> Value:
-        return self.f.emit(self.type, f"xor {self}, {self._same(other).text}")
-
-    def __lshift__(self, other: Value | int) -> Value:
-        return self.f.emit(self.type, f"shl {self}, {self._same(other).text}")
-
-    def __rshift__(self, other: Value | int) -> Value:
-        return self.f.emit(self.type, f"lshr {self}, {self._same(other).text}")
-
-    def _compare(self, signed: str, ordered: str, other: Value | float) -> Value:
-        right = self._same(other)
-        how = f"fcmp {ordered}" if self.is_float else f"icmp {signed}"
-        return self.f.emit(with_element(self.type, "i1"), f"{how} {self}, {right.text}")
-
-    def __lt__(self, other: Value | float) -> Value:
-        return self._compare("slt", "olt", other)
-
-    def __le__(self, other: Value | float) -> Value:
-        return self._compare("sle", "ole", other)
-
-    def __gt__(self, other: Value | float) -> Value:
-        return self._compare("sgt", "ogt", other)
-
-    def __ge__(self, other: Value | float) -> Value:
-        return self._compare("sge", "oge", other)
-
-    def equals(self, other: Value | float) -> Value:
-        """Compare for equality (`==` keeps Python's meaning)."""
-        return self._compare("eq", "oeq", other)
-
-    def differs(self, other: Value | float) -> Value:
-        """Compare for inequality; NaN differs from everything."""
-        return self._compare("ne", "une", other)
+    __floordiv__ = _of_integers("sdiv")
+    __and__ = _of_integers("and")
+    __or__ = _of_integers("or")
+    __xor__ = _of_integers("xor")
+    __lshift__ = _of_integers("shl")
+    __rshift__ = _of_integers("lshr")
+    __lt__ = _comparison("slt", "olt")
+    __le__ = _comparison("sle", "ole")
+    __gt__ = _comparison("sgt", "ogt")
+    __ge__ = _comparison("sge", "oge")
+    equals = _comparison("eq", "oeq")  # `==` keeps Python's meaning
+    differs = _comparison("ne", "une")  # NaN differs from everything
 
 
 class Var:
@@ -155,10 +146,10 @@ class Function:
     """A function under construction, used as a context manager, whose end adds the return."""
 
     def __init__(
-        self, module: Module, name: str, params: tuple[tuple[str, str], ...], local: bool, returns: str
+        self, module: Module, name: str, params: tuple[FunctionParameter, ...], local: bool, returns: str
     ) -> None:
-        self.module, self.name, self.params, self.local, self.returns = module, name, params, local, returns
-        self.target = module.target
+        self.module, self.name, self.local, self.returns, self.target = module, name, local, returns, module.target
+        self.params = [("ptr", each) if isinstance(each, str) else each for each in params]
         self._slots: list[str] = []
         self._lines: list[str] = []
         self._count = 0
@@ -170,8 +161,13 @@ class Function:
         if kind is None and self.returns == "void":
             self.line("ret void")
 
+    @property
+    def parameters(self) -> list[Value]:
+        """The parameters in order."""
+        return [Value(self, type_, f"%{name}") for type_, name in self.params]
+
     def __getitem__(self, param: str) -> Value:
-        return next(Value(self, type_, f"%{name}") for type_, name in self.params if name == param)
+        return next(value for value in self.parameters if value.text == f"%{param}")
 
     def __str__(self) -> str:
         params = ", ".join(f"{'ptr noalias' if t == 'ptr' else t} %{n}" for t, n in self.params)
@@ -202,6 +198,11 @@ class Function:
         self._lines.append(f"{name}:")
 
     # constants, variables
+
+    @property
+    def null(self) -> Value:
+        """The address of nothing."""
+        return Value(self, "ptr", "null")
 
     def const(self, type_: str, number: float) -> Value:
         """Return a constant; for a vector type, with the number in every lane."""
@@ -247,6 +248,21 @@ class Function:
         counter.value = self.emit("i64", f"add nsw {i}, {self.index(step).text}")
         self.line(f"br label %{head}")
         self._label(done)
+
+    def in_steps(self, stop: Value, step: int) -> Iterator[tuple[Value, int]]:
+        """Loop by whole steps, then by ones: `for i, rows in f.in_steps(count, 4):` emits its body for each step."""
+        whole = stop // step * step
+        for start, end, each in ((0, whole, step), (whole, stop, 1)):
+            with self.loop(start, end, each) as i:
+                yield i, each
+
+    def in_vectors(self, stop: Value, lanes: int) -> Iterator[tuple[Value, Value | None]]:
+        """Loop by whole vectors, without a mask, then emit the body for what is left, with one."""
+        whole = stop // lanes * lanes
+        with self.loop(0, whole, lanes) as i:
+            yield i, None
+        with self.if_(whole < stop):
+            yield whole, self.first_lanes(stop - whole, lanes)
 
     @contextmanager
     def while_(self) -> Iterator[While]:
@@ -439,8 +455,11 @@ class Module:
         """Declare an external function; repeating it is allowed."""
         self._declared[text] = None
 
-    def function(self, name: str, *params: tuple[str, str], local: bool = False, returns: str = "void") -> Function:
-        """Add a function that returns a value of the type `returns`; `local` ones are visible only in this module."""
+    def function(self, name: str, *params: FunctionParameter, local: bool = False, returns: str = "void") -> Function:
+        """Add a function that returns a value of the type `returns`; `local` ones are visible only in this module.
+
+        A parameter is a type and a name, or the name of an address.
+        """
         new = Function(self, name, params, local, returns)
         self._functions.append(new)
         return new

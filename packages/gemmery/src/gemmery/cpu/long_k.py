@@ -37,7 +37,7 @@ def define_fold(module: Module, element: str) -> None:
     """Define `fold(lines, source, to, first)`: add `lines` vectors of sums to others, or store the first, and clear."""
     lanes = module.target.lanes(SIZES[element])
     wide, apart = vector(lanes, element), lanes * SIZES[element]
-    params = (("i64", "lines"), ("ptr", "source"), ("ptr", "to"), ("i1", "first"))
+    params = (("i64", "lines"), "source", "to", ("i1", "first"))
     with module.function("fold", *params, local=True) as f, f.loop(0, f["lines"]) as i:
         total = f.var(f.load(wide, f["source"] + i * apart))
         with f.if_(f["first"] ^ True):

@@ -31,7 +31,7 @@ def module(target: Target) -> Module:
     counts = [_VECTORS >> i for i in range(_VECTORS.bit_length())]
     for count in counts:
         _define_columns(module, count, lanes)
-    with module.function("or_and", ("ptr", "args")) as f:
+    with module.function("or_and", "args") as f:
         args, first = Args(f, f["args"]), f.var(f.index(0))
         for count in counts:
             wide = count * lanes
@@ -47,7 +47,7 @@ def module(target: Target) -> Module:
 def _define_columns(module: Module, count: int, lanes: int) -> None:
     """Define `columns_COUNT(args, j, wide)`: the columns j ... j + wide of C, at most `count` vectors."""
     wide = count * lanes
-    with module.function(f"columns_{count}", ("ptr", "args"), ("i64", "j"), ("i64", "wide"), local=True) as f:
+    with module.function(f"columns_{count}", "args", ("i64", "j"), ("i64", "wide"), local=True) as f:
         args, copy = Args(f, f["args"]), f.buffer(_KC * wide)
         contiguous = args.b_col.equals(1)
         masks = [f.first_lanes(f["wide"], lanes) if count == 1 else None] * count

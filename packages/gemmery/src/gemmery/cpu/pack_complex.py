@@ -8,7 +8,7 @@ column of B, one for each row of A.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from gemmery.cpu.ir import Function, Value
 from gemmery.cpu.ir_types import SIZES, lanes_of
@@ -54,19 +54,16 @@ def _each_row(f: Function, panels: Panels, i: Value) -> None:
 
 def _copy_b(f: Function, panels: Panels) -> None:
     """Pack a row-major B: vectors of pairs, stored unchanged and times i."""
-    with f.loop(0, f["count"], panels.width) as j:
-        under_masks(f, panels, f["count"] - j, lambda masks: _copy_rows(f, panels, j, masks))
-
-
-def _copy_rows(f: Function, panels: Panels, j: Value, masks: Sequence[Value | None]) -> None:
     cell = SIZES[panels.product.cell]
     lanes = f.target.lanes(cell)
-    source, to = f["source"] + j * panels.element, panel(f, panels, j)
-    with f.loop(0, f["k"] // 2) as p:
-        row, step = source + p * f["along"], to + p * (2 * panels.row)
-        for v, mask in enumerate(masks):
-            pairs = load(f, panels, row + v * lanes * panels.element, lanes, mask)
-            _store_twice(f, panels, pairs, step + v * lanes * cell)
+    with f.loop(0, f["count"], panels.width) as j:
+        for masks in under_masks(f, panels, f["count"] - j):
+            source, to = f["source"] + j * panels.element, panel(f, panels, j)
+            with f.loop(0, f["k"] // 2) as p:
+                row, step = source + p * f["along"], to + p * (2 * panels.row)
+                for v, mask in enumerate(masks):
+                    pairs = load(f, panels, row + v * lanes * panels.element, lanes, mask)
+                    _store_twice(f, panels, pairs, step + v * lanes * cell)
 
 
 def _store_twice(f: Function, panels: Panels, pairs: Value, at: Value) -> None:
@@ -94,16 +91,12 @@ def _column(f: Function, c: Value) -> Value:
     return f["source"] + f.min(c, f["count"] // 2 - 1) * f["across"]
 
 
-def _each_b(f: Function, panels: Panels) -> None:
-    _each_column(f, panels, f.index(0))
-
-
-def _each_column(f: Function, panels: Panels, start: Value) -> None:
+def _each_column(f: Function, panels: Panels, start: Value | int = 0) -> None:
     """Pack every panel of B from step `start` on, one element at a time."""
     cell = SIZES[panels.product.cell]
     with f.loop(0, f["count"], panels.width) as j, f.loop(0, panels.width, 2) as c:
         column, to = _column(f, (j + c) // 2), panel(f, panels, j) + c * cell
-        with f.loop(start // 2, f["k"] // 2) as p:
+        with f.loop(f.index(start) // 2, f["k"] // 2) as p:
             at, step = column + p * f["along"], to + p * (2 * panels.row)
             real, imaginary = load(f, panels, at, 0), load(f, panels, at + panels.element, 0)
             negated = f.emit(imaginary.type, f"fneg {imaginary}")
@@ -112,4 +105,4 @@ def _each_column(f: Function, panels: Panels, start: Value) -> None:
 
 
 ROUTINES_A: Mapping[str, Routine] = {"copy": _copy_a, "transpose": copy_transposed, "each": _each_a}
-ROUTINES_B: Mapping[str, Routine] = {"copy": _copy_b, "transpose": _copy_transposed_b, "each": _each_b}
+ROUTINES_B: Mapping[str, Routine] = {"copy": _copy_b, "transpose": _copy_transposed_b, "each": _each_column}

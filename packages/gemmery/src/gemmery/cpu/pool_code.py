@@ -52,7 +52,7 @@ They use the pool, the job and the C library alone, never Python.
 from __future__ import annotations
 
 from gemmery.cpu import atomics, layout, symmetric
-from gemmery.cpu.abi import FIELDS, Args
+from gemmery.cpu.abi import FIELDS, Args, copy_record
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.layout import JOB
 from gemmery.cpu.target import Target
@@ -88,12 +88,11 @@ def _mode(module: Module) -> None:
 
 def _part(module: Module) -> None:
     """One part: a copy of the record moved to it, and the kernel for each of its products."""
-    with module.function("part", ("ptr", "job"), ("i64", "index"), ("ptr", "workspace")) as f:
+    with module.function("part", "job", ("i64", "index"), "workspace") as f:
         base = f["job"]
         job = Args(f, base, JOB)
         copy = f.buffer(8 * len(FIELDS))
-        for i in range(len(FIELDS)):
-            f.store(f.load("i64", base + 8 * i, align=8), copy + 8 * i, align=8)
+        copy_record(f, base, copy, FIELDS)
         record = Args(f, copy)
         rest = f["index"] // job.row_parts
         row = (f["index"] - rest * job.row_parts) * job.rows
@@ -125,11 +124,11 @@ def _part(module: Module) -> None:
 
 def _run_parts(module: Module) -> None:
     """Run parts until none is left."""
-    with module.function("run_parts", ("ptr", "pool"), ("ptr", "job"), ("ptr", "workspace"), local=True) as f:
+    with module.function("run_parts", "pool", "job", "workspace", local=True) as f:
         parts = Args(f, f["job"], JOB).parts
         with f.while_() as again:
             # Each index goes to one thread. The job's words were published by STATE before, so relaxed would be enough.
-            index = atomics.fetch_add(f, f["pool"] + layout.NEXT, f.index(1))
+            index = atomics.fetch(f, "add", f["pool"] + layout.NEXT, f.index(1))
             again.until(index >= parts)
             f.call("part", f["job"], index, f["workspace"])
 
@@ -141,7 +140,7 @@ def _reserve(module: Module) -> None:
     large pages, since Linux uses those for whole ones alone.
     """
     enomem, hugepage = 12, 14
-    with module.function("reserve", ("ptr", "pool"), ("ptr", "slot"), ("i64", "size"), local=True, returns="i64") as f:
+    with module.function("reserve", "pool", "slot", ("i64", "size"), local=True, returns="i64") as f:
         pool, at, size_at = f["pool"], f["slot"] + 8, f["slot"] + 16
         error = f.var(f.index(0))
         has = f.load("i64", size_at)
@@ -149,9 +148,9 @@ def _reserve(module: Module) -> None:
             with f.if_(has > 0):
                 atomics.libc(f, pool, "munmap", "i32", f.load("ptr", at), has)
             f.store(f.index(0), size_at)
-            null, flags = Value(f, "ptr", "null"), [f.const("i32", number) for number in (3, 0x22, -1)]
+            flags = [f.const("i32", number) for number in (3, 0x22, -1)]
             size = f.select(f["size"] > _HUGE // 2, f["size"] + (_HUGE - 1) & -_HUGE, f["size"])
-            pages = atomics.libc(f, pool, "mmap", "ptr", null, size, *flags, f.index(0))
+            pages = atomics.libc(f, pool, "mmap", "ptr", f.null, size, *flags, f.index(0))
             with f.if_(f.emit("i1", f"icmp eq {pages}, inttoptr (i64 -1 to ptr)")):
                 error.value = enomem
             with f.else_():
@@ -164,7 +163,7 @@ def _reserve(module: Module) -> None:
 
 def _take_slot(module: Module) -> None:
     """Take a slot for this call alone; when all CALLERS are taken, wait for one."""
-    with module.function("take_slot", ("ptr", "pool"), local=True, returns="ptr") as f:
+    with module.function("take_slot", "pool", local=True, returns="ptr") as f:
         slot = f.var(f["pool"] + layout.SLOTS)
         with f.while_() as again:
             # Acquire. Pairs with the store that frees the slot, in `run`: its workspace's address and size are visible.
@@ -180,9 +179,7 @@ def _take_slot(module: Module) -> None:
 
 def _run_parallel(module: Module) -> None:
     """Run a job with the workers; returns 0 when another caller uses them."""
-    with module.function(
-        "run_parallel", ("ptr", "pool"), ("ptr", "job"), ("ptr", "workspace"), local=True, returns="i64"
-    ) as f:  # fmt: skip
+    with module.function("run_parallel", "pool", "job", "workspace", local=True, returns="i64") as f:
         pool = f["pool"]
         job = Args(f, f["job"], JOB)
         # Acquire. Pairs with the store to BUSY at the end: what the caller before wrote to STARTED and LAST is visible.
@@ -205,7 +202,7 @@ def _run_parallel(module: Module) -> None:
             f.call("notify", pool, job.wakes, helpers)
             f.call("run_parts", pool, f["job"], f["workspace"])
             # Closes the job. A worker that loaded STATE before this fails in its compare_exchange.
-            atomics.fetch_and(f, pool + layout.STATE, ~0xFFFF0000)
+            atomics.fetch(f, "and", pool + layout.STATE, f.index(~0xFFFF0000))
             spins = f.buffer(8)
             f.store(f.index(0), spins)
             # Acquire. Pairs with the decrement by each worker that leaves: its part of C is visible.
@@ -223,7 +220,7 @@ def _run_parallel(module: Module) -> None:
 
 def _run(module: Module) -> None:
     """Run a job; returns an errno, 0 when it is done. Nothing is written unless there is memory for the workspace."""
-    with module.function("run", ("ptr", "job"), returns="i64") as f:
+    with module.function("run", "job", returns="i64") as f:
         job_at = f.var(atomics.call(f, "ptr", "halve", f["job"], f.buffer(8 * len(JOB))))
         job, copy = Args(f, job_at.value, JOB), f.buffer(8 * len(JOB))
         pool, shared = job.pool, job.shared_bytes
@@ -241,7 +238,7 @@ def _run(module: Module) -> None:
 
 def _run_cut(module: Module) -> None:
     """Run the parts of a job, with the workers if they are free."""
-    with module.function("run_cut", ("ptr", "job"), ("ptr", "workspace"), local=True) as f:
+    with module.function("run_cut", "job", "workspace", local=True) as f:
         job, alone = Args(f, f["job"], JOB), f.var(f.index(1))
         with f.if_((job.threads > 1) & (job.parts > 1)):
             shared = atomics.call(f, "i64", "run_parallel", job.pool, f["job"], f["workspace"])
@@ -256,18 +253,13 @@ def _pack_shared(f: Function, job_at: Value, copy: Value, to: Value) -> None:
     A part has whole panels, so no two threads write to the same one; the product begins when all are packed.
     """
     job, own = Args(f, job_at, JOB), Args(f, copy, JOB)
-
-    def as_given() -> None:
-        for word in range(0, 8 * len(JOB), 8):
-            f.store(f.load("i64", job_at + word, align=8), copy + word, align=8)
-
-    as_given()
+    copy_record(f, job_at, copy, JOB)
     columns = job.pack_columns
     own.kernel, own.c, own.c_row, own.c_col = job.pack, to, job.shared_row, job.shared_col
     own.row_parts, own.rows, own.columns, own.half = 1, job.m, columns, 0
     own.column_parts = own.parts = (job.n + columns - 1) // columns
     f.call("run_cut", copy, to)
-    as_given()
+    copy_record(f, job_at, copy, JOB)
     own.b, own.b_row, own.b_col = to, job.shared_row, job.shared_col
 
 
@@ -283,14 +275,13 @@ def _start(module: Module) -> None:
     They block signals, which go to the program's own threads, except for those that a thread's own faults raise.
     """
     segv, bus, fpe, ill = 11, 7, 8, 4
-    with module.function("start", ("ptr", "pool"), ("i64", "wanted"), local=True) as f:
+    with module.function("start", "pool", ("i64", "wanted"), local=True) as f:
         pool, started = f["pool"], f["pool"] + layout.STARTED
         with f.if_(f.load("i64", started) < f["wanted"]):
             blocked, before, thread = f.buffer(128), f.buffer(128), f.buffer(8)
             for i in range(16):
                 f.store(f.const("i64", -1), blocked + 8 * i)
             f.store(f.const("i64", -1 - sum(1 << number - 1 for number in (segv, bus, fpe, ill))), blocked)
-            null = Value(f, "ptr", "null")
             atomics.libc(f, pool, "pthread_sigmask", "i32", f.const("i32", 0), blocked, before)
             with f.while_() as again:
                 have = f.load("i64", started)
@@ -298,17 +289,15 @@ def _start(module: Module) -> None:
                 slot = pool + (have * layout.SLOT + layout.WORKER_SLOTS)
                 f.store(pool, slot)
                 body = f.load("ptr", pool + layout.FUNCTIONS["worker"])
-                error = atomics.libc(f, pool, "pthread_create", "i32", thread, null, body, slot)
+                error = atomics.libc(f, pool, "pthread_create", "i32", thread, f.null, body, slot)
                 again.until(error.differs(0))
                 f.store(have + 1, started)
-            atomics.libc(f, pool, "pthread_sigmask", "i32", f.const("i32", 2), before, null)
+            atomics.libc(f, pool, "pthread_sigmask", "i32", f.const("i32", 2), before, f.null)
 
 
 def _wait_for_job(module: Module) -> None:
     """Wait until the newest job is not the one with the number `last`, and return its number: spin, then sleep."""
-    with module.function(
-        "wait_for_job", ("ptr", "pool"), ("ptr", "slot"), ("i64", "last"), local=True, returns="i64"
-    ) as f:
+    with module.function("wait_for_job", "pool", "slot", ("i64", "last"), local=True, returns="i64") as f:
         pool, last = f["pool"], f["last"]
         spins, limit = f["slot"] + 24, f["slot"] + 32
         number = f.var(last)
@@ -323,10 +312,10 @@ def _wait_for_job(module: Module) -> None:
                 # Sequentially consistent, before the futex compares STATE: a caller that opens a job meanwhile sees
                 # this sleeper, or the futex sees the new number and returns. It may also return for no reason, and the
                 # number says so.
-                atomics.fetch_add(f, pool + layout.SLEEPING, f.index(1))
+                atomics.fetch(f, "add", pool + layout.SLEEPING, f.index(1))
                 atomics.futex(f, pool, atomics.WAIT, last)
                 # Any order: a caller that still counts this thread as asleep wakes nobody in its place.
-                atomics.fetch_add(f, pool + layout.SLEEPING, f.index(-1))
+                atomics.fetch(f, "add", pool + layout.SLEEPING, f.index(-1))
                 often = atomics.now(f, pool) - before < _SERIES
                 f.store(f.select(often, f.index(_SPINS_IN_SERIES - _SPINS), f.index(0)), limit)
         f.ret(number.value)
@@ -334,7 +323,7 @@ def _wait_for_job(module: Module) -> None:
 
 def _join(module: Module) -> None:
     """Take a place in the open job; returns the state before, 0 when no place is left."""
-    with module.function("join", ("ptr", "pool"), local=True, returns="i64") as f:
+    with module.function("join", "pool", local=True, returns="i64") as f:
         state = f.var(f.index(0))
         with f.while_() as again:
             state.value = atomics.load(f, f["pool"] + layout.STATE)
@@ -352,7 +341,7 @@ def _join(module: Module) -> None:
 
 def _worker(module: Module) -> None:
     """The loop of a worker: wait for a job, take a place in it, run parts, leave."""
-    with module.function("worker", ("ptr", "slot")) as f:
+    with module.function("worker", "slot") as f:
         slot = f["slot"]
         pool = f.load("ptr", slot)
         last = f.var(f.index(0))
@@ -371,7 +360,7 @@ def _worker(module: Module) -> None:
                 with f.if_(error.equals(0)):
                     f.call("run_parts", pool, job, f.load("ptr", slot + 8))
                 # Release, for this worker's part of C. The caller may free the job from here on.
-                atomics.fetch_add(f, pool + layout.STATE, f.index(-1))
+                atomics.fetch(f, "add", pool + layout.STATE, f.index(-1))
                 f.store(f.index(0), slot + 24)
 
 
@@ -381,7 +370,7 @@ def _notify(module: Module) -> None:
     In a virtual machine a futex wake takes the caller 5 us and the sleeper 20 to 50 us, as long as a product with
     n = 128.
     """
-    with module.function("notify", ("ptr", "pool"), ("i64", "wakes"), ("i64", "helpers"), local=True) as f:
+    with module.function("notify", "pool", ("i64", "wakes"), ("i64", "helpers"), local=True) as f:
         pool = f["pool"]
         # Sequentially consistent, after the exchange of STATE: see `wait_for_job`.
         sleeping = atomics.load(f, pool + layout.SLEEPING)
@@ -399,11 +388,11 @@ def _notify(module: Module) -> None:
 def _wake(module: Module) -> None:
     """Wake up to 4 of the sleepers that are wanted; they wake the others."""
     with (
-        module.function("wake", ("ptr", "pool"), local=True) as f,
+        module.function("wake", "pool", local=True) as f,
         f.if_(atomics.load(f, f["pool"] + layout.WANTED) > 0),
     ):
         # Any order: the addition gives each sleeper to one thread, and the futex needs no other word.
-        sleepers = atomics.fetch_add(f, f["pool"] + layout.WANTED, f.index(-_FAN))
+        sleepers = atomics.fetch(f, "add", f["pool"] + layout.WANTED, f.index(-_FAN))
         with f.if_(sleepers > 0):
             atomics.futex(f, f["pool"], atomics.WAKE, f.min(sleepers, _FAN))
 
@@ -414,7 +403,7 @@ def _migrate(module: Module) -> None:
     The scheduler often puts a woken thread on the core of the thread that woke it, and leaves it there for
     milliseconds. The affinity mask is restored at once: the thread is moved, not bound.
     """
-    with module.function("migrate", ("ptr", "pool"), local=True) as f:
+    with module.function("migrate", "pool", local=True) as f:
         pool = f["pool"]
         with f.if_(_mark_core(f, pool)):
             size, allowed, free = f.index(layout.MASK), f.buffer(layout.MASK), f.buffer(layout.MASK)
@@ -437,5 +426,5 @@ def _mark_core(f: Function, pool: Value) -> Value:
     """Mark this thread's core; returns true when it was marked before."""
     cpu = f.convert("zext", atomics.libc(f, pool, "sched_getcpu", "i32"), "i64") & 8 * layout.MASK - 1
     bit = f.index(1) << (cpu & 63)
-    before = atomics.fetch_or(f, pool + layout.CPUS + (cpu >> 6) * 8, bit)  # a hint: its order does not matter
+    before = atomics.fetch(f, "or", pool + layout.CPUS + (cpu >> 6) * 8, bit)  # a hint: its order does not matter
     return (before & bit).differs(0)

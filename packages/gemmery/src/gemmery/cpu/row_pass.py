@@ -7,7 +7,6 @@ of the bias is the table of `slots`. A row is added by vectors, one sum a lane, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 
 from gemmery.arrays import View
@@ -52,7 +51,7 @@ def module(target: Target, how: Pass) -> Module:
     """Return the module of a pass; its entry is `rows`."""
     code, graph = Module(target), by_sums_and_maxima(parse(how.graph))
     reach = slots.access(graph, how.element, target.lanes(SIZES[how.element]), how.sums)
-    with code.function("rows", ("ptr", "args")) as f:
+    with code.function("rows", "args") as f:
         args = Args(f, f["args"], _FIELDS)
         m, n, first, product, table = args.m, args.n, args.a, args.b, args.bias
         with f.loop(0, m) as i:
@@ -60,13 +59,10 @@ def module(target: Target, how: Pass) -> Module:
             at = slots.places(f, reach, table, product, row)
             for level in _levels(reach):
                 _add_up(f, reach, at, row, n, level, known)
-
-            def outputs(j: Value, mask: Value | None, row: Value = row, at: list[Value] = at) -> None:
-                value = slots.values(f, reach, at, row, j, mask, known)
-                slots.store(f, reach, at, j, mask, value, "matrix")
-
             if any(output.kind == "matrix" for output in graph.outputs):
-                _over_row(f, reach, n, outputs)
+                for j, mask in f.in_vectors(n, reach.lanes):
+                    value = slots.values(f, reach, at, row, j, mask, known)
+                    slots.store(f, reach, at, j, mask, value, "matrix")
             value = slots.values(f, reach, at, row, f.index(0), None, known)
             slots.store(f, reach, at, f.index(0), None, value, "column")
     return code
@@ -79,15 +75,6 @@ def _levels(how: slots.EpilogueAccess) -> list[list[Node]]:
         depth.append(max((depth[i] for i in inputs), default=0) + (op in STATISTICS))
     statistics = [(depth[number], how.graph.nodes[number]) for number in how.graph.statistics]
     return [[node for d, node in statistics if d == level] for level in range(1, max(depth, default=0) + 1)]
-
-
-def _over_row(f: Function, how: slots.EpilogueAccess, n: Value, body: Callable[[Value, Value | None], None]) -> None:
-    """Run a body for each vector of a row, the last one with a mask."""
-    whole = n // how.lanes * how.lanes
-    with f.loop(0, whole, how.lanes) as j:
-        body(j, None)
-    with f.if_(whole < n):
-        body(whole, f.first_lanes(n - whole, how.lanes))
 
 
 def _add_up(
@@ -103,13 +90,11 @@ def _add_up(
     def add(node: Node, x: Value, y: Value) -> Value:
         return x + y if node.op == "row_sum" else larger(f, x, y)
 
-    def body(j: Value, mask: Value | None) -> None:
+    for j, mask in f.in_vectors(n, how.lanes):
         value = slots.values(f, how, at, row, j, mask, known)
         for node, total in totals.items():
             x = value(node.inputs[0])
             total.value = add(node, total.value, x if mask is None else f.select(mask, x, start[node]))
-
-    _over_row(f, how, n, body)
     for node, total in totals.items():
         x, half = total.value, how.lanes // 2
         while half:

@@ -42,7 +42,7 @@ def scalar_naive(target: Target, dtype: str) -> Module:
                 C[i, j] = sum
     """
     module = Module(target)
-    with module.function("scalar_naive", ("ptr", "args")) as f:
+    with module.function("scalar_naive", "args") as f:
         args, a, b, c = _operands(f, dtype)
         m, n, k = args.m, args.n, args.k
         with f.loop(0, m) as i, f.loop(0, n) as j:
@@ -64,7 +64,7 @@ def scalar_reordered(target: Target, dtype: str) -> Module:
                     C[i, j] += A[i, p] * B[p, j]
     """
     module = Module(target)
-    with module.function("scalar_reordered", ("ptr", "args")) as f:
+    with module.function("scalar_reordered", "args") as f:
         args, a, b, c = _operands(f, dtype)
         m, n, k = args.m, args.n, args.k
         _clear(f, c, m, n)
@@ -104,7 +104,7 @@ def simd_row(target: Target, dtype: str) -> Module:
                     C[i, j...] += scale * B[p, j...]
     """
     module = Module(target)
-    with module.function("simd_row", ("ptr", "args")) as f:
+    with module.function("simd_row", "args") as f:
         args, a, b, c = _operands(f, dtype, vectors=True)
         m, n, k = args.m, args.n, args.k
         _clear(f, c, m, n)
@@ -126,7 +126,7 @@ def simd_blocked(target: Target, dtype: str) -> Module:
                         C[i, j...] += scale * B[p, j...]
     """
     module = Module(target)
-    with module.function("simd_blocked", ("ptr", "args")) as f:
+    with module.function("simd_blocked", "args") as f:
         args, a, b, c = _operands(f, dtype, vectors=True)
         m, n, k, side = args.m, args.n, args.k, args.kc
         _clear(f, c, m, n)
@@ -151,7 +151,7 @@ def simd_tile(target: Target, dtype: str) -> Module:
                 C[i..., j...] = sums
     """
     module = Module(target)
-    with module.function("simd_tile", ("ptr", "args")) as f:
+    with module.function("simd_tile", "args") as f:
         args, a, b, c = _operands(f, dtype, vectors=True)
         m, n, k, mr, nv = args.m, args.n, args.k, tile(target).mr, tile(target).nv
         lanes = target.lanes(SIZES[c.element])
@@ -202,7 +202,7 @@ def amx_tile(target: Target, product: Product) -> Module:
     module, side, row = Module(target), 2 * TILE_ROWS, 2 * TILE_BYTES
     size, group, unit = SIZES[product.packed], product.group, product.unit
     element = f"i{8 * size}"
-    with module.function("amx_tile", ("ptr", "args")) as f, shaped(f):
+    with module.function("amx_tile", "args") as f, shaped(f):
         args = Args(f, f["args"])
         m, n, k, a_row = args.m, args.n, args.k, args.a_row
         left, right, stored = f.buffer(side * TILE_BYTES), f.buffer(TILE_ROWS * row), f.buffer(side * row)

@@ -20,7 +20,7 @@ from gemmery import dtypes
 from gemmery.cpu import jit, pack
 from gemmery.cpu.abi import Args
 from gemmery.cpu.build import even
-from gemmery.cpu.ir import Function, Module, Value, Var
+from gemmery.cpu.ir import Function, FunctionParameter, Module, Value, Var
 from gemmery.cpu.ir_types import SIZES, vector
 from gemmery.cpu.launch import Blocks, Launch
 from gemmery.cpu.panels import Panels, operands, panel_bytes
@@ -133,8 +133,8 @@ def _workspace_bytes(product: Product, register: RegisterTile, mc: int, kc: int,
     return mc // a.width * panel_bytes(a, kc) + nc // b.width * panel_bytes(b, kc) + 4 * _ROOM
 
 
-_SUM = (("i64", "outer"), ("i64", "inner"), ("ptr", "source"), ("i64", "outer_step"), ("i64", "inner_step"))
-_TERMS = (("ptr", "terms"), ("i64", "terms_count"))
+_SUM = (("i64", "outer"), ("i64", "inner"), "source", ("i64", "outer_step"), ("i64", "inner_step"))
+_TERMS = ("terms", ("i64", "terms_count"))
 
 
 def strassen(target: Target, product: Product, terms: Sequence[Term]) -> Module:
@@ -152,13 +152,13 @@ def strassen(target: Target, product: Product, terms: Sequence[Term]) -> Module:
     for panels in operands(product, register):
         pack.pack(module, panels, pack.ROUTINES)
         _pack_sum(module, panels)
-    with module.function("add", *_SUM, *_TERMS, ("ptr", "to"), local=True) as f:
+    with module.function("add", *_SUM, *_TERMS, "to", local=True) as f:
         _add(f, product)
     _tiles(module, product, register)
     _multiply(module, product, register)
-    with module.function("clear", ("ptr", "args"), local=True) as f:
+    with module.function("clear", "args", local=True) as f:
         _clear(f, product, Args(f, f["args"]))
-    with module.function("strassen", ("ptr", "args")) as f:
+    with module.function("strassen", "args") as f:
         _scheme(f, product, terms)
     return module
 
@@ -180,17 +180,6 @@ class Blocked:
     def values(self) -> tuple[Value, ...]:
         """Return the arguments for a function that takes these blocks."""
         return self.at, self.row, self.col, self.terms, self.count
-
-
-def _blocked_params(name: str) -> tuple[tuple[str, str], ...]:
-    return (
-        ("ptr", name), ("i64", f"{name}_row"), ("i64", f"{name}_col"),
-        ("ptr", f"{name}_terms"), ("i64", f"{name}_count"),
-    )  # fmt: skip
-
-
-def _blocked(f: Function, name: str) -> Blocked:
-    return Blocked(*(f[param] for _, param in _blocked_params(name)))
 
 
 class _Operand:
@@ -264,15 +253,16 @@ def _clear(f: Function, product: Product, args: Args) -> None:
 
 def _multiply(module: Module, product: Product, register: RegisterTile) -> None:
     """Define `multiply`: the five loops for sums of blocks; the product is added to every listed block of C."""
-    params = (
-        ("i64", "m"), ("i64", "n"), ("i64", "k"),
-        *_blocked_params("a"), *_blocked_params("b"), *_blocked_params("c"), ("ptr", "args"),
-    )  # fmt: skip
-    with module.function("multiply", *params, local=True) as f:
+    sides = [("i64", side) for side in "mnk"]
+    params: list[FunctionParameter] = []
+    for name in "abc":
+        steps, count = (("i64", f"{name}_{step}") for step in ("row", "col")), ("i64", f"{name}_count")
+        params += [name, *steps, f"{name}_terms", count]
+    with module.function("multiply", *sides, *params, "args", local=True) as f:
         args = Args(f, f["args"])
         size = SIZES[product.accumulator]
         m, n, k, mc, kc, nc = f["m"], f["n"], f["k"], args.mc, args.kc, args.nc
-        a, b, c = _blocked(f, "a"), _blocked(f, "b"), _blocked(f, "c")
+        a, b, c = (Blocked(*f.parameters[start : start + 5]) for start in (3, 8, 13))
         panels_a, _ = operands(product, register)
         to_a = args.workspace
         to_b = to_a + (mc // register.mr * panel_bytes(panels_a, kc) + (2 * _ROOM - 1)) // _ROOM * _ROOM
@@ -292,7 +282,7 @@ def _pack_sum(module: Module, panels: Panels) -> None:
     """Define `<name>_sum`: pack a sum of blocks, added chunk by chunk in L1; a single block is packed directly."""
     size, width = SIZES[panels.product.packed], panels.width
     depth = 1 << ((_CHUNK // width).bit_length() - 1)
-    with module.function(f"{panels.name}_sum", *pack.PARAMS[:-1], *_TERMS, ("ptr", "to"), local=True) as f:
+    with module.function(f"{panels.name}_sum", *pack.PARAMS[:-1], *_TERMS, "to", local=True) as f:
         count, k, across, along, terms, to = (f[name] for name in ("count", "k", "across", "along", "terms", "to"))
         first = f["source"] + f.load("i64", terms)
         with f.if_(f["terms_count"].equals(1)):
@@ -349,12 +339,9 @@ def _add_blocks(f: Function, product: Product, t: Value, count: int, first: bool
 
 def _tiles(module: Module, product: Product, register: RegisterTile) -> None:
     """Define `tiles`: an mc x nc block of the product, each register tile is added to every listed block of C."""
-    params = (
-        ("i64", "mc"), ("i64", "nc"), ("i64", "kc"), ("ptr", "a"), ("ptr", "b"),
-        ("ptr", "c"), ("i64", "c_row"), *_TERMS, ("ptr", "alpha"),
-    )  # fmt: skip
+    sides = [("i64", side) for side in ("mc", "nc", "kc")]
     mr, nr, size = register.mr, register.nr, SIZES[product.accumulator]
-    with module.function("tiles", *params, local=True) as f:
+    with module.function("tiles", *sides, "a", "b", "c", ("i64", "c_row"), *_TERMS, "alpha", local=True) as f:
         mc, nc, kc, c_row = f["mc"], f["nc"], f["kc"], f["c_row"]
         a_panel, b_panel = (panel_bytes(panels, kc) for panels in operands(product, register))
         tile_buffer = f.buffer(mr * nr * size)

@@ -72,7 +72,7 @@ def streamed(target: Target, shape: Streams) -> Module:
     with module.function("finish", *_FINISH, local=True) as f:
         _finish(f, element, lanes, shape.nv)
     define_fold(module, element)
-    with module.function("streamed", ("ptr", "args")) as f:
+    with module.function("streamed", "args") as f:
         args = Args(f, f["args"])
         m, n, k, nc, c, c_row = args.m, args.n, args.k, args.nc, args.c, args.c_row
         a, a_row, a_col, b, b_row = args.a, args.a_row, args.a_col, args.b, args.b_row
@@ -125,11 +125,11 @@ def _finish(f: Function, element: str, lanes: int, nv: int) -> None:
 
 
 _FINISH = (
-    ("i64", "m"), ("i64", "n"), ("ptr", "sums"), ("ptr", "c"), ("i64", "c_row"), ("ptr", "alpha"), ("ptr", "beta"),
+    ("i64", "m"), ("i64", "n"), "sums", "c", ("i64", "c_row"), "alpha", "beta",
 )  # fmt: skip
 
 _LINE = 64  # bytes of a cache line
-_BLOCK = (("i64", "m"), ("i64", "n"), ("ptr", "a"), ("ptr", "b"), ("i64", "b_row"), ("ptr", "sums"))
+_BLOCK = (("i64", "m"), ("i64", "n"), "a", "b", ("i64", "b_row"), "sums")
 
 
 def _block(f: Function, element: str, lanes: int, nv: int, depth: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from gemmery.cpu.abi import Args
+from gemmery.cpu.abi import Args, copy_record
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.ir_types import vector
 from gemmery.cpu.layout import JOB
@@ -34,14 +34,13 @@ def halve(module: Module) -> None:
 
     A job with beta is left as it is, since C has two halves then, and one with a bias, which differs by column.
     """
-    with module.function("halve", ("ptr", "job"), ("ptr", "copy"), local=True, returns="ptr") as f:
+    with module.function("halve", "job", "copy", local=True, returns="ptr") as f:
         job, half = Args(f, f["job"], JOB), Args(f, f["copy"], JOB)
         answer = f.var(f["job"])
         same = f.emit("i1", f"icmp eq {job.a}, {job.b.text}") & is_transposed(job) & f.is_null(job.bias)
         no_beta = (job.beta_value | job.beta_high).equals(0)
         with f.if_(same & no_beta & (job.parts > 0) & job.at_once.equals(0)):
-            for word in range(0, 8 * len(JOB), 8):
-                f.store(f.load("i64", f["job"] + word, align=8), f["copy"] + word, align=8)
+            copy_record(f, f["job"], f["copy"], JOB)
             m, alone = job.m, job.half_columns.equals(0)
             rows = f.select(alone, m, job.half_rows)
             columns = f.select(alone, f.min(m, _WIDE), job.half_columns)
@@ -57,13 +56,12 @@ def mirror(module: Module) -> None:
 
     `source` is the first element of a part, `below` rows under the diagonal, and `to` its mirror image.
     """
-    params = (("ptr", "source"), ("ptr", "to"), ("i64", "size"), ("i64", "row"))
+    params = ("source", "to", ("i64", "size"), ("i64", "row"))
     for each, type_ in _IN_REGISTERS.items():
         with module.function(f"transposed_{each}", *params, local=True) as f:
             _transposed(f, each, type_)
     with module.function("mirror", *params, ("i64", "rows"), ("i64", "columns"), ("i64", "below"), local=True) as f:
-        source, to, size, row = (f[name] for _, name in params)
-        rows, columns, below = f["rows"], f["columns"], f["below"]
+        source, to, size, row, rows, columns, below = f.parameters
         quick = size.equals(4) | size.equals(8)
         with f.loop(0, rows, _BLOCK) as i, f.loop(0, f.min(columns, i + below + _BLOCK), _BLOCK) as j:
             down, right = i + _BLOCK, j + _BLOCK

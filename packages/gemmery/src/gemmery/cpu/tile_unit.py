@@ -45,15 +45,15 @@ _SUM = 4  # bytes
 # The palette; bytes of a row of each register from byte 16 on, its rows from byte 48 on.
 _CONFIG = (1, 0, 0x0040_0040_0040_0040, 0x0040_0040_0040_0040, 0, 0, 0x1010_1010_1010_1010, 0)
 _SUMS = (
-    ("i64", "steps"), ("ptr", "a"), ("i64", "a_row"), ("i64", "a_step"), ("ptr", "b"), ("ptr", "coming"),
-    ("i64", "coming_step"), ("i64", "coming_line"), ("ptr", "from"), ("i1", "adds"), ("ptr", "to"), ("i64", "to_row"),
+    ("i64", "steps"), "a", ("i64", "a_row"), ("i64", "a_step"), "b", "coming",
+    ("i64", "coming_step"), ("i64", "coming_line"), "from", ("i1", "adds"), "to", ("i64", "to_row"),
 )  # fmt: skip
 # What `tiles` takes besides C: the block, its panels, the sums that stay tiles, whether these begin and end here,
 # whether they are C as they are, and how much of their k came before.
 _TILES = (
     ("i64", "mc"), ("i64", "nc"), ("i64", "kc"), ("i64", "right"),
-    ("ptr", "a"), ("i64", "a_row"), ("i64", "a_step"), ("i64", "a_panel"), ("ptr", "b"), ("i64", "b_panel"),
-    ("ptr", "tiled"), ("i1", "away"), ("i1", "begins"), ("i1", "ends"), ("i1", "direct"),
+    "a", ("i64", "a_row"), ("i64", "a_step"), ("i64", "a_panel"), "b", ("i64", "b_panel"),
+    "tiled", ("i1", "away"), ("i1", "begins"), ("i1", "ends"), ("i1", "direct"),
     ("i64", "before"),
 )  # fmt: skip
 _RESIDENT = 512 << 10  # bytes of a block of A, over a chain of k, up to which panels of B go by one at a time
@@ -203,9 +203,9 @@ def _define_sums(module: Module, product: Product, register: RegisterTile, rows:
 
 def _define_finish(module: Module, product: Product, register: RegisterTile) -> None:
     """Define `finish(i, j, rows, columns, stored, ...)`: update C at (i, j) from the sums of a tile in a buffer."""
-    params = (("i64", "i"), ("i64", "j"), ("i64", "rows"), ("i64", "columns"), ("ptr", "stored"), *PARAMS)
+    params = (("i64", "i"), ("i64", "j"), ("i64", "rows"), ("i64", "columns"), "stored", *PARAMS)
     with module.function("finish", *params, local=True) as f:
-        i, j, rows, columns, stored = (f[name] for _, name in params[:5])
+        i, j, rows, columns, stored = f.parameters[:5]
         with f.if_(is_plain(f, product, register, rows, columns)):
             if product.sums_apart:
                 update_rounded(f, product, register, stored, i, j)
@@ -236,7 +236,7 @@ def _define_tiles(module: Module, product: Product, register: RegisterTile) -> N
                 a = f["a"] + i // mr * f["a_panel"] + f["before"] // of_a.group * -of_a.row
                 b = f["b"] + j // nr * f["b_panel"] + f["before"] // of_b.group * -of_b.row
                 f.call("mend", f.min(mc - i, mr), f["before"] + f["kc"], a, b, at)
-            f.call("finish", i, j, f.min(mc - i, mr), f.min(nc - j, nr), at, *(f[name] for _, name in PARAMS))
+            f.call("finish", i, j, f.min(mc - i, mr), f.min(nc - j, nr), at, *f.parameters[len(_TILES) :])
 
         along, few = f["kc"] <= SHALLOW, mc <= mr
         # From a step to the next, and from a line to the next: all of the panel goes by for one tile of A.
@@ -277,7 +277,7 @@ def _define_mend(module: Module, product: Product, register: RegisterTile) -> No
     """
     lanes, row = register.lanes, register.nr * _SUM
     wide = vector(lanes, "float")
-    params = (("i64", "rows"), ("i64", "k"), ("ptr", "a"), ("ptr", "b"), ("ptr", "stored"))
+    params = (("i64", "rows"), ("i64", "k"), "a", "b", "stored")
 
     def numbers(cells: Value) -> Value:
         upper, lower = f.bitcast(cells << 16, wide), f.bitcast(cells & -0x10000, wide)
@@ -317,7 +317,7 @@ def _choose(f: Function, register: RegisterTile, rows: Value, columns: Value, va
 
 def define_peak(module: Module, name: str, dtype: str) -> None:
     """Define `name(n, p)`: `n` times four products of tiles of bf16 or int8, which stay in their registers."""
-    with module.function(name, ("i64", "n"), ("ptr", "p")) as f, shaped(f):
+    with module.function(name, ("i64", "n"), "p") as f, shaped(f):
         for number in range(_A, _B + _SIDE):
             load_tile(f, number, f["p"], TILE_BYTES)
         with f.loop(0, f["n"]):

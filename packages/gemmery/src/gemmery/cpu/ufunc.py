@@ -17,7 +17,7 @@ from __future__ import annotations
 from gemmery.cpu import atomics, jit
 from gemmery.cpu import entry_layout as layout
 from gemmery.cpu.abi import Args, pointers, words
-from gemmery.cpu.entry_family import SHAPE, takes
+from gemmery.cpu.entry_family import SHAPE, layout_of_b, takes
 from gemmery.cpu.entry_layout import MEMBER, at, size
 from gemmery.cpu.entry_run import copy_words, run_here
 from gemmery.cpu.ir import Function, Module, Value, Var
@@ -88,36 +88,36 @@ def module(target: Target) -> Module:
     module = Module(target)
     for define in (_publish, _ask, _cost, _cut, _multiply, _count):
         define(module)
-    params = (("ptr", "args"), ("ptr", "lengths"), ("ptr", "strides"), ("ptr", "data"))
+    params = ("args", "lengths", "strides", "data")
     for name in UFUNCS:
         _define_loop(module, name, params)
         for index in range(len(TYPES)):
             with module.function(f"{name}_{index}", *params) as f:
                 root = f.emit("ptr", f"inttoptr i64 {jit.HOLE} to ptr")
-                f.call(f"loop_{name}", root, f.index(index), *(f[param] for _, param in params))
+                f.call(f"loop_{name}", root, f.index(index), *f.parameters)
     return module
 
 
 def _publish(module: Module) -> None:
     """Define `publish(at, word)`: a store after everything that this thread wrote before."""
-    with module.function("publish", ("ptr", "at"), ("i64", "word")) as f:
+    with module.function("publish", "at", ("i64", "word")) as f:
         atomics.store(f, f["word"], f["at"])
 
 
-def _define_loop(module: Module, name: str, params: tuple[tuple[str, str], ...]) -> None:
+def _define_loop(module: Module, name: str, params: tuple[str, ...]) -> None:
     """Define the loop of a ufunc for any type, by the number of the type."""
     lengths, strides = UFUNCS[name]
-    with module.function(f"loop_{name}", ("ptr", "root"), ("i64", "index"), *params, local=True) as f:
+    with module.function(f"loop_{name}", "root", ("i64", "index"), *params, local=True) as f:
         type_at = f["root"] + size(ROOT) + f["index"] * size(TYPE)
         record, shape_at = Args(f, type_at, TYPE), f.buffer(size(SHAPE))
         shape = Args(f, shape_at, SHAPE)
         for i, length in enumerate(("batch", *lengths)):
             setattr(shape, length, f.load("i64", f["lengths"] + 8 * i, align=8))
-        for length in {"m", "n"} - set(lengths):
+        for length in sorted({"m", "n"} - set(lengths)):
             setattr(shape, length, 1)
         for i, stride in enumerate(("a_batch", "b_batch", "c_batch", *strides)):
             setattr(shape, stride, f.load("i64", f["strides"] + 8 * i, align=8))
-        for stride in set(_STEPS) - {"a_batch", "b_batch", "c_batch", *strides}:
+        for stride in sorted(set(_STEPS) - {"a_batch", "b_batch", "c_batch", *strides}):
             setattr(shape, stride, record.size)
         a, b, c = (f.load("ptr", f["args"] + 8 * i, align=8) for i in range(3))
         root, start = Args(f, f["root"], ROOT), f.var(f.index(0))
@@ -126,15 +126,14 @@ def _define_loop(module: Module, name: str, params: tuple[tuple[str, str], ...])
             start.value = atomics.now(f, root.pool)
         done = atomics.call(f, "i64", "multiply", f["root"], type_at, shape_at, a, b, c)
         with f.if_(done.equals(0)):
-            f.call_address(getattr(record, f"old_{name}"), *(f[param] for _, param in params))
+            f.call_address(getattr(record, f"old_{name}"), *f.parameters[2:])
         with f.if_(counting):
             f.call("count", type_at, shape_at, done, atomics.now(f, root.pool) - start.value)
 
 
 def _multiply(module: Module) -> None:
     """Define `multiply(root, type, shape, a, b, c)`: runs a product, or returns 0. It may change the shape."""
-    params = (("ptr", "root"), ("ptr", "type"), ("ptr", "shape"), ("ptr", "a"), ("ptr", "b"), ("ptr", "c"))
-    with module.function("multiply", *params, local=True, returns="i64") as f:
+    with module.function("multiply", "root", "type", "shape", "a", "b", "c", local=True, returns="i64") as f:
         shape, record, done = Args(f, f["shape"], SHAPE), Args(f, f["type"], TYPE), f.var(f.index(0))
         positive = (shape.batch > 0) & (shape.m > 0) & (shape.n > 0) & (shape.k > 0)
         # As floats, which do not overflow: an operand of stride zero may have any length.
@@ -193,10 +192,7 @@ def _stands(f: Function, shape: Args, element: Value, a: Var, b: Var) -> Value:
 
 def _block(f: Function, shape: Args, record: Args) -> Value:
     """Return the kernels for the layout of B; where there are none, ask for them."""
-    by_rows = shape.n.equals(1) | shape.b_col.equals(record.size)
-    by_columns = shape.k.equals(1) | shape.b_row.equals(record.size)
-    row, col, neither = (f.index(LAYOUTS.index(name)) for name in ("row", "col", "any"))
-    which = f.select(by_rows, row, f.select(by_columns, col, neither)) * 8
+    which = layout_of_b(f, shape, record, "size") * 8
     block = f.emit("ptr", f"load atomic ptr, {f['type'] + at(TYPE, f'kernels_{LAYOUTS[0]}') + which} acquire, align 8")
     with f.if_(f.is_null(block)):
         f.call("ask", f["root"], f["type"] + at(TYPE, f"asked_{LAYOUTS[0]}") + which)
@@ -205,7 +201,7 @@ def _block(f: Function, shape: Args, record: Args) -> Value:
 
 def _ask(module: Module) -> None:
     """Define `ask(root, asked)`: queues a call of Python with the address of the word that remembers it, once."""
-    with module.function("ask", ("ptr", "root"), ("ptr", "asked"), local=True) as f:
+    with module.function("ask", "root", "asked", local=True) as f:
         root, word = Args(f, f["root"], ROOT), f["asked"]
         with f.if_(atomics.load(f, word).equals(0)), f.if_(atomics.exchange(f, word, f.index(1)).equals(0)):
             full = f.result_of(root.pending, "i32", root.ask, word)
@@ -215,7 +211,7 @@ def _ask(module: Module) -> None:
 
 def _kernel(f: Function, block: Value, shape: Args) -> Value:
     """Return the first kernel of a block that takes a product, or NULL."""
-    answer = f.var(Value(f, "ptr", "null"))
+    answer = f.var(f.null)
     with f.loop(0, f.load("i64", block, align=8)) as i, f.if_(f.is_null(answer.value)):
         place = block + 8 + i * size(KERNEL)
         with f.if_(takes(f, Args(f, place, MEMBER), shape)):
@@ -252,8 +248,7 @@ def _ceiling(x: Value, y: Value | int) -> Value:
 
 def _cost(module: Module) -> None:
     """Define `cost(kernel, m, n, k)`: the ns of a product on one thread, as `split.Unit.cost` has them."""
-    params = (("ptr", "kernel"), ("i64", "m"), ("i64", "n"), ("i64", "k"))
-    with module.function("cost", *params, local=True, returns="double") as f:
+    with module.function("cost", "kernel", ("i64", "m"), ("i64", "n"), ("i64", "k"), local=True, returns="double") as f:
         unit, m, n, k = Args(f, f["kernel"], KERNEL), f["m"], f["n"], f["k"]
         tiles = f.var(f.index(1))
         for length, name in ((m, "rows"), (n, "columns")):
@@ -269,7 +264,7 @@ def _cost(module: Module) -> None:
 
 def _cut(module: Module) -> None:
     """Define `cut(root, kernel, job)`: cuts a job for threads, nearly as `split.grid` does, and sets its workspace."""
-    with module.function("cut", ("ptr", "root"), ("ptr", "kernel"), ("ptr", "job"), local=True) as f:
+    with module.function("cut", "root", "kernel", "job", local=True) as f:
         root, unit, job = Args(f, f["root"], ROOT), Args(f, f["kernel"], KERNEL), Args(f, f["job"], JOB)
         m, n, k, batch, threads = job.m, job.n, job.k, job.batch, root.threads
         job.rows, job.columns, job.products = m, n, batch
@@ -317,17 +312,16 @@ def _cut_sides(f: Function, unit: Args, job: Args, useful: Value) -> None:
 
 def _count(module: Module) -> None:
     """Define `count(type, shape, done, ns)`: counts products of a shape that gemmery ran, or left to NumPy's loop."""
-    params = (("ptr", "type"), ("ptr", "shape"), ("i64", "done"), ("i64", "ns"))
-    with module.function("count", *params, local=True) as f:
+    with module.function("count", "type", "shape", ("i64", "done"), ("i64", "ns"), local=True) as f:
         shape, ours = Args(f, f["shape"], SHAPE), f["done"].differs(0)
         each = shape.m * shape.n * shape.k
         vector = shape.m.equals(1) | shape.n.equals(1)
         which = f.select(each > BOUNDS[1], f.index(3), f.select(each > BOUNDS[0], f.index(2), f.index(1)))
         place = f["type"] + at(TYPE, "products_0") + f.select(vector, f.index(0), which) * size(CLASS)
         first = place + f.select(ours, f.index(0), f.index(at(CLASS, "left_products")))
-        before = atomics.fetch_add(f, first, shape.batch)
+        before = atomics.fetch(f, "add", first, shape.batch)
         for offset, number in ((8, each * shape.batch), (16, f["ns"])):
-            atomics.fetch_add(f, first + offset, number)
+            atomics.fetch(f, "add", first + offset, number)
         with f.if_(ours):
             sample = place + at(CLASS, "batch_0") + (before & SAMPLES - 1) * size(_SAMPLE)
             for i, (name, _) in enumerate(_SAMPLE):

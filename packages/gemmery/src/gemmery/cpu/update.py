@@ -12,8 +12,8 @@ from gemmery.cpu.ukernel import SEMIRINGS, Product, RegisterTile, added
 
 # C, sums kept apart, the scalars, the bias of the columns, and whether these are the first and the last block of k.
 PARAMS = (
-    ("ptr", "c"), ("i64", "c_row"), ("ptr", "sums"), ("i64", "sums_row"), ("ptr", "alpha"), ("ptr", "beta"),
-    ("ptr", "bias"), ("i64", "bias_step"), ("i1", "first"), ("i1", "last"),
+    "c", ("i64", "c_row"), "sums", ("i64", "sums_row"), "alpha", "beta",
+    "bias", ("i64", "bias_step"), ("i1", "first"), ("i1", "last"),
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ Source: `xla/ffi/api/c_api.h` of XLA, version 0 of its interface. The offsets ar
 from __future__ import annotations
 
 from gemmery.cpu import atomics, jit
-from gemmery.cpu.abi import Args
+from gemmery.cpu.abi import Args, copy_record
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.layout import JOB
 from gemmery.cpu.target import Target
@@ -44,21 +44,17 @@ def module(target: Target) -> Module:
     module = Module(target)
     for define in (_find, _failed, _run_entry, _handle):
         define(module)
-    with module.function("handle", ("ptr", "frame"), returns="ptr") as f:
+    with module.function("handle", "frame", returns="ptr") as f:
         # With a function of its own that reads the table, HOLE stays a constant that no offset is added to.
         table = f.emit("ptr", f"inttoptr i64 {jit.HOLE} to ptr")
         f.ret(atomics.call(f, "ptr", "handle_with", table, f["frame"]))
     return module
 
 
-def _null(f: Function) -> Value:
-    return Value(f, "ptr", "null")
-
-
 def _find(module: Module) -> None:
     """Define `find(table, key)`: the entry of a product, or null."""
-    with module.function("find", ("ptr", "table"), ("i64", "key"), local=True, returns="ptr") as f:
-        entry = f.var(_null(f))
+    with module.function("find", "table", ("i64", "key"), local=True, returns="ptr") as f:
+        entry = f.var(f.null)
         first = f["table"] + SLOTS_AT + (f["key"] & SLOTS - 1) * SLOT
         with f.loop(0, PROBES) as i:
             slot = first + i * SLOT
@@ -69,16 +65,14 @@ def _find(module: Module) -> None:
 
 def _failed(module: Module) -> None:
     """Define `failed(frame, message, code)`: an error of XLA."""
-    params = (("ptr", "frame"), ("ptr", "message"), ("i64", "code"))
-    with module.function("failed", *params, local=True, returns="ptr") as f:
+    with module.function("failed", "frame", "message", ("i64", "code"), local=True, returns="ptr") as f:
         arguments = f.buffer(32)
         f.store(f.index(ERROR_BYTES), arguments)
-        f.store(_null(f), arguments + EXTENSION)
+        f.store(f.null, arguments + EXTENSION)
         f.store(f["message"], arguments + ERROR_MESSAGE)
         f.store(f["code"], arguments + ERROR_CODE)
         create = f.load("ptr", f.load("ptr", f["frame"] + API) + ERROR_CREATE)
-        error = f.result_of(create, "ptr", arguments)
-        f.ret(error)
+        f.ret(f.result_of(create, "ptr", arguments))
 
 
 def _data(f: Function, list_at: int, number: int) -> Value:
@@ -89,11 +83,9 @@ def _data(f: Function, list_at: int, number: int) -> Value:
 
 def _run_entry(module: Module) -> None:
     """Define `run_entry(table, frame, entry)`: runs a job on the memory of a call; returns an errno."""
-    params = (("ptr", "table"), ("ptr", "frame"), ("ptr", "record"))
-    with module.function("run_entry", *params, local=True, returns="i64") as f:
+    with module.function("run_entry", "table", "frame", "record", local=True, returns="i64") as f:
         entry, place = Args(f, f["record"], ENTRY), f.buffer(8 * len(JOB))
-        for word in range(0, 8 * len(JOB), 8):
-            f.store(f.load("i64", f["record"] + (JOB_AT + word), align=8), place + word, align=8)
+        copy_record(f, f["record"], place, JOB, JOB_AT)
         job = Args(f, place, JOB)
         a, b, c = _data(f, ARGS, 0), _data(f, ARGS, 1), _data(f, RESULTS, 0)
         offsets, swapped, error = entry.offsets, entry.swapped.differs(0), f.var(f.index(0))
@@ -103,16 +95,15 @@ def _run_entry(module: Module) -> None:
             job.a, job.b = f.select(swapped, y, x), f.select(swapped, x, y)
             job.c = c + f.load("i64", at + 16)
             with f.if_(error.value.equals(0)):
-                failed = f.result_of(Args(f, f["table"], HEAD).run, "i64", place)
-                error.value = failed
+                error.value = f.result_of(Args(f, f["table"], HEAD).run, "i64", place)
         f.ret(error.value)
 
 
 def _handle(module: Module) -> None:
     """Define `handle_with(table, frame)`: answers a question about the handler, or runs a product."""
-    with module.function("handle_with", ("ptr", "table"), ("ptr", "frame"), local=True, returns="ptr") as f:
+    with module.function("handle_with", "table", "frame", local=True, returns="ptr") as f:
         table, frame, head = f["table"], f["frame"], Args(f, f["table"], HEAD)
-        answer, asks = f.var(_null(f)), f.var(f.const("i1", 0))
+        answer, asks = f.var(f.null), f.var(f.const("i1", 0))
         extension = f.load("ptr", frame + EXTENSION)
         with f.if_(f.is_null(extension) ^ True):
             asks.value = f.load("i32", extension + EXTENSION_TYPE).equals(METADATA_TYPE)
@@ -125,14 +116,11 @@ def _handle(module: Module) -> None:
             key = f.load("i64", f.load("ptr", attribute + SCALAR_VALUE))
             entry = f.var(atomics.call(f, "ptr", "find", table, key))
             with f.if_(f.is_null(entry.value)):
-                prepared = f.result_of(head.prepare, "ptr", frame)
-                entry.value = prepared
+                entry.value = f.result_of(head.prepare, "ptr", frame)
             with f.if_(f.is_null(entry.value)):
-                code = f.index(INTERNAL)
-                answer.value = atomics.call(f, "ptr", "failed", frame, head.unprepared, code)
+                answer.value = atomics.call(f, "ptr", "failed", frame, head.unprepared, f.index(INTERNAL))
             with f.else_():
                 error = atomics.call(f, "i64", "run_entry", table, frame, entry.value)
                 with f.if_(error.differs(0)):
-                    code = f.index(NO_MEMORY)
-                    answer.value = atomics.call(f, "ptr", "failed", frame, head.no_memory, code)
+                    answer.value = atomics.call(f, "ptr", "failed", frame, head.no_memory, f.index(NO_MEMORY))
         f.ret(answer.value)

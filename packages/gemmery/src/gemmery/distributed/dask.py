@@ -85,35 +85,18 @@ def matmul(a: Any, b: Any, *, dtype: Any = None, chunks: tuple[int, int, int] | 
     element = promoted(_element(a.dtype), _element(b.dtype))
     result = dtypes.written(element) if dtype is None else dtypes.resolve(dtype)
     kind, sums = np.dtype(dtypes.get(result).numpy), dtypes.get(sums_in(element, result)).numpy
+    terms = {"dtype": kind, "sums": sums, "result": kind.name, "meta": np.empty((0, 0), kind)}
     if isinstance(a, da.Array) and isinstance(b, da.Array):
         b = b.rechunk({0: a.chunks[1]})
-        terms = {"dtype": kind, "sums": sums, "result": kind.name, "meta": _meta(kind)}
         # Chunks fit. Dask would take one for each length of 1, also where there are empty ones beside it.
         return da.blockwise(_block, "ij", a, "ik", b, "kj", concatenate=False, align_arrays=False, **terms)
     if isinstance(a, da.Array) or isinstance(b, da.Array):
         raise ArgumentError("one operand is a Dask array, the other is not: use dask.array.from_zarr on it, or on none")
     if chunks is None:
         raise ArgumentError("chunks are missing: give gd.dask.chunks(m, n, k, dtype, memory of a worker)")
-    sides = [da.core.normalize_chunks((side,), (length,))[0] for side, length in zip(chunks, _sides(a, b), strict=True)]
-    return da.map_blocks(
-        _read_block,
-        chunks=(sides[0], sides[1]),
-        dtype=kind,
-        meta=_meta(kind),
-        a=a,
-        b=b,
-        piece=chunks[2],
-        sums=sums,
-        result=kind.name,
-    )
-
-
-def _sides(a: Any, b: Any) -> tuple[int, int, int]:
-    return a.shape[0], b.shape[1], a.shape[1]
-
-
-def _meta(kind: Any) -> Any:
-    return np.empty((0, 0), kind)
+    lengths = (a.shape[0], b.shape[1], a.shape[1])
+    sides = [da.core.normalize_chunks((side,), (length,))[0] for side, length in zip(chunks, lengths, strict=True)]
+    return da.map_blocks(_read_block, chunks=(sides[0], sides[1]), a=a, b=b, piece=chunks[2], **terms)
 
 
 def _block(a: Sequence[Any], b: Sequence[Any], sums: str, result: str) -> Any:

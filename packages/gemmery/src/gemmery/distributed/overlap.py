@@ -121,7 +121,7 @@ def _finished(works: list[Any]) -> None:
 def _gather(x: Any, w: Any, rows: Sequence[int], name: str, keep: bool) -> tuple[Any, Any]:
     rows, group = list(rows) or _rows_to_gather(x, w, None, name), resolve(name)
     if x.is_cuda:
-        space = peers.gathering(group, tuple(rows), x)
+        space = peers.space_of(peers.Gather, group, tuple(rows), x)
         if space is not None:
             result: tuple[Any, Any] = space(x, w, keep)
             return result
@@ -141,7 +141,7 @@ def _gather(x: Any, w: Any, rows: Sequence[int], name: str, keep: bool) -> tuple
 def _scatter(x: Any, w: Any, rows: Sequence[int], name: str) -> Any:
     rows, group = list(rows) or _rows_to_scatter(x, w, None, name), resolve(name)
     if x.is_cuda:
-        space = peers.scattering(group, tuple(rows), x, w.shape[1])
+        space = peers.space_of(peers.Scatter, group, tuple(rows), x, w.shape[1])
         if space is not None:
             return space(x, w)
     rank, ranks, places = group.rank(), group.size(), spans(rows)
@@ -203,8 +203,8 @@ def _(x: Any, w: Any, rows: Any, group: str) -> Any:
     return x.new_empty((mine, w.shape[1]))
 
 
-def _keep_gather(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    x, w, ctx.rows, ctx.group, _ = inputs
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    x, w, ctx.rows, ctx.group, *_ = inputs
     ctx.save_for_backward(x, w)
 
 
@@ -220,11 +220,6 @@ def _gather_backward(ctx: Any, grad: Any, grad_full: Any) -> tuple[Any, ...]:
     return grad_x, grad_w, None, None, None
 
 
-def _keep_scatter(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    x, w, ctx.rows, ctx.group = inputs
-    ctx.save_for_backward(x, w)
-
-
 def _scatter_backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
     """dX is a product of the gathered gradient, and dW another one of the same rows."""
     x, w = ctx.saved_tensors
@@ -233,5 +228,5 @@ def _scatter_backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
     return grad_x, grad_w, None, None
 
 
-gather_operator.register_autograd(_gather_backward, setup_context=_keep_gather)
-scatter_operator.register_autograd(_scatter_backward, setup_context=_keep_scatter)
+gather_operator.register_autograd(_gather_backward, setup_context=_keep)
+scatter_operator.register_autograd(_scatter_backward, setup_context=_keep)

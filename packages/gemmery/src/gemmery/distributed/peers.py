@@ -213,24 +213,14 @@ def joined(places: Sequence[slice]) -> list[slice]:
     return result
 
 
-def gathering(group: Any, rows: tuple[int, ...], x: Any) -> Any:
-    """Return the space for all_gather(x) @ w of a group, or None without peer access."""
-    key = ("gather", rows, x.shape[1], x.dtype)
-    if not x.shape[1] * sum(rows):
+def space_of(kind: Callable[..., Any], group: Any, rows: tuple[int, ...], x: Any, *n: int) -> Any:
+    """Return the space of a group for a `Gather` or, with n columns, a `Scatter`; None without peer access.
+
+    All ranks of the group make it together, or none.
+    """
+    key, sides = (kind, rows, x.dtype, *(n or x.shape[1:])), (sum(rows), *(n or x.shape[1:]))
+    if not all(sides):
         return None
-    return _space(group, key, x, lambda: Gather(group, rows, x))
-
-
-def scattering(group: Any, rows: tuple[int, ...], x: Any, n: int) -> Any:
-    """Return the space for the scattered sum of x @ w of a group, or None without peer access."""
-    key = ("scatter", rows, n, x.dtype)
-    if not n * sum(rows):
-        return None
-    return _space(group, key, x, lambda: Scatter(group, rows, x, n))
-
-
-def _space(group: Any, key: object, x: Any, make: Callable[[], Any]) -> Any:
-    """Return the space of a key, made by all ranks of the group together or by none."""
     forget()
     spaces = _spaces.setdefault(group.group_name, {})
     if "peers" not in spaces:
@@ -242,7 +232,7 @@ def _space(group: Any, key: object, x: Any, make: Callable[[], Any]) -> Any:
     if key not in spaces:
         if capturing(x):
             raise DeviceError("a CUDA graph captures the first product of this shape: call it once before the capture")
-        spaces[key] = make()
+        spaces[key] = kind(group, rows, x, *n)
     return spaces[key]
 
 

@@ -35,6 +35,7 @@ accumulate: Any = api.gemm
 # Of the last call with such arguments on a rank: the shapes of all ranks' parts, and the plan.
 _plans: dict[object, tuple[list[Any], ProductPlan]] = {}
 _MOST_PLANS = 1024
+_Places = tuple[Placement, ...]
 
 
 def matmul(
@@ -68,19 +69,14 @@ def matmul(
     wrong: Exception | None = None
     try:
         check_choice(steps, ways)
-        of_a, of_b = _placements_of(ranks, mesh, pair, parts)
-        places_of_c = None if out is None else tuple(_placement(place) for place in _several(out))
-        element, result = _types(*parts, dtype)
-        shapes = [tuple(part.shape) for part in parts]
-        if any(len(shape) != 2 for shape in shapes):
-            raise ShapeError(f"parts of shapes {shapes}: both must be matrices, with two dimensions")
+        of_a, of_b, of_c, element, result, shapes = _checked(ranks, mesh, pair, parts, out, dtype)
     except Exception as error:  # whatever it is: the other ranks wait
-        wrong, places_of_c, element, result, shapes, of_a, of_b = error, None, "", "", [], (), ()
+        wrong, of_a, of_b, of_c, element, result, shapes = error, (), (), None, "", "", []
     same = {
         "mesh": mesh,
         "placements of a": of_a,
         "placements of b": of_b,
-        "out": places_of_c,
+        "out": of_c,
         "dtype": (element, result),
         "steps": steps,
         "ways": ways,
@@ -94,7 +90,7 @@ def matmul(
         a_source, b_source = (
             of_parts([shapes[i] for shapes in answers], mesh, places) for i, places in enumerate((of_a, of_b))
         )
-        schedule, part = plan(a_source, b_source, element, result, places_of_c, speeds, steps, ways), None
+        schedule, part = plan(a_source, b_source, element, result, of_c, speeds, steps, ways), None
         if len(_plans) >= _MOST_PLANS:
             _plans.clear()
         _plans[call] = answers, schedule
@@ -105,17 +101,26 @@ def matmul(
     return _distributed(part, schedule, a) if _is_dtensor(a) else part
 
 
-def _placements_of(ranks: Ranks, mesh: Any, pair: Any, parts: Any) -> tuple[Any, Any]:
-    """Return the placements of A and of B. Raises for a mesh of other ranks, and parts that this one cannot read."""
+def _checked(
+    ranks: Ranks, mesh: Any, pair: Any, parts: tuple[Any, Any], out: Any, dtype: Any
+) -> tuple[_Places, _Places, _Places | None, str, str, list[tuple[int, ...]]]:
+    """Return placements of A, B and C, both element types and the shapes of this rank's parts; raise what is wrong."""
     if not isinstance(mesh, tuple) or math.prod(mesh) != ranks.size:
         raise ArgumentError(f"mesh {brief(mesh)} for {ranks.size} ranks: pass a tuple of numbers with that product")
-    of_a, of_b = _pair_of_placements(pair)
+    if not isinstance(pair, Sequence) or len(pair) != 2:
+        raise ArgumentError("placements are missing: give those of a and of b, such as (Shard(0), Replicate())")
+    of_a, of_b = map(_placements, pair)
     if any(not hasattr(x, "is_cuda" if isinstance(ranks, TorchRanks) else "dtype") for x in parts):
         kinds = ", ".join(type(x).__name__ for x in parts)
         raise ArgumentError(f"operands are {kinds}: pass tensors to a process group, arrays to a communicator")
     for part in parts:
         view(part)  # raises if this rank alone cannot read it
-    return of_a, of_b
+    of_c = None if out is None else _placements(out)
+    element, result = _types(*parts, dtype)
+    shapes = [tuple(part.shape) for part in parts]
+    if any(len(shape) != 2 for shape in shapes):
+        raise ShapeError(f"parts of shapes {shapes}: both must be matrices, with two dimensions")
+    return of_a, of_b, of_c, element, result, shapes
 
 
 def _multiplied_ahead(ranks: Ranks, guess: ProductPlan, a: Any, b: Any) -> Any:
@@ -155,18 +160,15 @@ def explain(
     check_choice(steps, ways)
     if not isinstance(speeds, Speeds | None):
         raise ArgumentError(f"speeds={brief(speeds)}: pass a gd.Speeds, such as gd.H200")
-    places_of_c = None if out is None else tuple(_placement(place) for place in _several(out))
+    of_c = None if out is None else _placements(out)
     if isinstance(a, Distribution) and isinstance(b, Distribution):
         element = dtypes.resolve("f32" if dtype is None else dtype)
-        return plan(a, b, element, dtypes.written(element), places_of_c, speeds or H200, steps, ways)
+        return plan(a, b, element, dtypes.written(element), of_c, speeds or H200, steps, ways)
     if not (_is_dtensor(a) and _is_dtensor(b)):
         raise ArgumentError("explain takes two DTensors, or two layouts of gd.even(shape, mesh, placements)")
     element, result = _types(a, b, dtype)
-    source = [
-        even(tuple(x.shape), tuple(x.device_mesh.shape), tuple(_placement(place) for place in x.placements))
-        for x in (a, b)
-    ]
-    return plan(source[0], source[1], element, result, places_of_c, speeds or _speeds(a), steps, ways)
+    source = [even(tuple(x.shape), tuple(x.device_mesh.shape), _placements(x.placements)) for x in (a, b)]
+    return plan(source[0], source[1], element, result, of_c, speeds or _speeds(a), steps, ways)
 
 
 def _speeds(x: Any) -> Speeds:
@@ -177,8 +179,8 @@ def _is_dtensor(x: Any) -> bool:
     return hasattr(x, "device_mesh") and hasattr(x, "placements")
 
 
-def _several(placements: Any) -> tuple[Any, ...]:
-    return tuple(placements) if isinstance(placements, Sequence) else (placements,)
+def _placements(places: Any) -> _Places:
+    return tuple(map(_placement, places if isinstance(places, Sequence) else (places,)))
 
 
 def _placement(place: Any) -> Placement:
@@ -230,13 +232,6 @@ def _operands(
             raise ArgumentError(f"group={brief(group)}: pass a process group of PyTorch or a communicator of mpi4py")
         ranks = TorchRanks(group, dist.get_process_group_ranks(group), getattr(a, "device", None))
     return ranks, mesh or (ranks.size,), placements, (a, b)
-
-
-def _pair_of_placements(pair: Any) -> tuple[tuple[Placement, ...], tuple[Placement, ...]]:
-    if not isinstance(pair, Sequence) or len(pair) != 2:
-        raise ArgumentError("placements are missing: give those of a and of b, such as (Shard(0), Replicate())")
-    of_a, of_b = (tuple(_placement(place) for place in _several(each)) for each in pair)
-    return of_a, of_b
 
 
 def _group_of(grid: Any, members: list[int]) -> Any:

@@ -178,6 +178,3 @@ SIMT = (
         ),
     ),
 )
-
-
-# ---- tiles in registers ----

@@ -22,10 +22,9 @@ from gemmery.torch import functions
 from gemmery.torch.aten import install, uninstall
 from gemmery.torch.epilogue_function import FusedProduct, fused
 from gemmery.torch.functions import grouped_mm, linear, matmul, quantized_linear
-from gemmery.torch.joining import join_linear
 from gemmery.torch.modules import Linear, QuantizedLinear, plain_state_dict
 from gemmery.torch.quantization import quantize
-from gemmery.torch.replacing import Replacement, replace_linear
+from gemmery.torch.replacing import Replacement, join_linear, replace_linear
 
 functions.register_flops()
 functions.register_sharding()

@@ -325,8 +325,8 @@ def totals(
         opponent = theirs[WORST if label.endswith(WORST) else ""] if label in COMPARED else {}
         tally = timing.tally({label: rounds, **opponent})
         rows.append(measurements.timed(replace(plain, case=label), tally.timings[label], tally.versus))
-    for case, each in theirs.items():
-        for rival, own in (timing.tally(each).timings if each else {}).items():
+    for case, opponent in theirs.items():
+        for rival, own in (timing.tally(opponent).timings if opponent else {}).items():
             rows.append(measurements.timed(replace(plain, kernel=rival, case=case), own))
     return rows
 

@@ -314,19 +314,20 @@ def totals(
                 first, new, worst = each["first"][0], each["new"][0], each["worst"][0]
                 seconds_of[state] = first + new
                 seconds_of |= {f"{state}, {FIRST}": first, f"{state}, {REST}": new, f"{state}, {WORST}": worst}
-            repeated, opponent = (statistics.median(times[WARM][part]) for part in ("again", "rival"))
-            seconds_of |= {MET: repeated, "": opponent}
+            repeated, total = (statistics.median(times[WARM][part]) for part in ("again", "rival"))
+            seconds_of |= {MET: repeated, "": total, WORST: times[WARM]["rival worst"][0]}
             for label, value in seconds_of.items():
                 measured.setdefault(label, {})[index] = value
             spent += sum(sum(map(sum, each.values())) for each in times.values())
-    theirs = {rival: measured.pop("") for rival in rivals[:1]}
-    measured.pop("", None)
+    theirs = {case: dict.fromkeys(rivals[:1], measured.pop(case)) for case in ("", WORST)}
     rows = []
     for label, rounds in measured.items():
-        tally = timing.tally({label: rounds, **(theirs if label in COMPARED else {})})
+        opponent = theirs[WORST if label.endswith(WORST) else ""] if label in COMPARED else {}
+        tally = timing.tally({label: rounds, **opponent})
         rows.append(measurements.timed(replace(plain, case=label), tally.timings[label], tally.versus))
-    for rival, own in (timing.tally(theirs).timings if theirs else {}).items():
-        rows.append(measurements.timed(replace(plain, kernel=rival), own))
+    for case, opponent in theirs.items():
+        for rival, own in (timing.tally(opponent).timings if opponent else {}).items():
+            rows.append(measurements.timed(replace(plain, kernel=rival, case=case), own))
     return rows
 
 

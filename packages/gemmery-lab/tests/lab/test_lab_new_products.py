@@ -51,9 +51,11 @@ def test_a_pass_sums_its_calls_and_knows_the_longest(monkeypatch):
 def test_a_process_reports_each_pass(capsys):
     processes.run_new_shapes(gemmery, WORK.__dict__, "cpu", 0.0)
     found = json.loads(capsys.readouterr().out)
-    assert {name for name, value in found.items() if not isinstance(value, list)} == {"first", "new", "worst"}
+    numbers = {name for name, value in found.items() if not isinstance(value, list)}
+    assert numbers == {"first", "new", "worst", "rival worst"}
     assert len(found["again"]) == len(found["rival"]) == processes.PASSES
     assert 0 < found["worst"] <= found["new"]
+    assert 0 < found["rival worst"] <= found["rival"][0]
 
 
 def test_a_process_that_fails_says_why():
@@ -67,7 +69,8 @@ def timed(*rounds: tuple[float, float]):
 
     def run(work, threads, cache, device="cpu"):
         new = next(times)
-        return {"first": [0.5], "new": [new], "worst": [new / 4], "again": [0.25, 0.5, 0.75], "rival": [1.0, 2.0, 9.0]}
+        rival = {"rival": [1.0, 2.0, 9.0], "rival worst": [0.125]}
+        return {"first": [0.5], "new": [new], "worst": [new / 4], "again": [0.25, 0.5, 0.75], **rival}
 
     return run
 
@@ -85,8 +88,10 @@ def test_records_have_totals_and_their_parts(monkeypatch):
     assert ours[f"{EMPTY}, {WORST}"].seconds == 8.5 / 4
     assert ours[MET].seconds == 0.5
     assert rows["numpy", ""].seconds == 2.0
-    assert {case for case, m in ours.items() if m.versus} == {EMPTY, WARM, MET, f"{WARM}, {REST}"}
+    assert rows["numpy", WORST].seconds == 0.125
+    assert {case for case, m in ours.items() if m.versus} == {EMPTY, WARM, MET, f"{WARM}, {REST}", f"{WARM}, {WORST}"}
     assert ours[WARM].versus["numpy"] == 1.0
+    assert ours[f"{WARM}, {WORST}"].versus["numpy"] == 0.125 / (1.5 / 4)
     assert ours[MET].flops == processes.flops(WORK)
 
 
@@ -114,6 +119,7 @@ def test_a_sheet_has_a_row_for_each_state(monkeypatch):
     assert [row[0].text for row in sheet.rows[:3]] == [f"f32, 1 thread, {case}" for case in (EMPTY, WARM, MET)]
     assert len(sheet.rows) == 6
     assert [cell.text for cell in sheet.rows[1]][1:6] == ["2.00 s", "500 ms", "375 ms", "2.00 s", "~1.00×"]
+    assert [row[-1].text for row in sheet.rows[:3]] == ["", "0.333×", ""]
     assert [cell.text for cell in sheet.rows[2]][2:4] == ["", ""]
     assert all(len(row) == len(sheet.head) for row in sheet.rows)
     assert sheet.notes == ("PyTorch did not run: only NumPy is timed in the same process",)
@@ -129,8 +135,9 @@ def test_a_suite_runs_new_processes_beside_numpy(monkeypatch, tmp_path):
     ours = {m.case: m for m in run.measurements if m.kernel == "gm.matmul"}
     assert ours[MET].samples == 1
     assert ours[EMPTY].seconds > ours[f"{EMPTY}, {FIRST}"].seconds > 0
-    (numpy,) = (m for m in run.measurements if m.kernel == "numpy")
-    assert numpy.note.startswith("NumPy")
+    numpy = {m.case: m for m in run.measurements if m.kernel == "numpy"}
+    assert numpy.keys() == {"", WORST}
+    assert numpy[""].note.startswith("NumPy")
 
 
 def test_all_threads_are_one_for_each_core(monkeypatch, tmp_path):

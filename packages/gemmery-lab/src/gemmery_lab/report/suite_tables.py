@@ -182,6 +182,10 @@ def new_shapes(heading: str, measurements: Sequence[Measurement]) -> list[Sheet]
     def part(m: Measurement, name: str, kernel: str = "") -> Measurement | None:
         return by_key.get((kernel or m.kernel, m.dtype, m.threads, name))
 
+    def of_worst(of: Callable[[Measurement], str], m: Measurement) -> str:
+        longest = part(m, f"{m.case}, {WORST}")
+        return of(longest) if longest else ""
+
     columns: Columns[Measurement] = [
         ("products", lambda m: f"{m.dtype}{f', {words.cores(m.threads)}' if m.threads else ''}, {m.case}"),
         ("all", lambda m: numerals.duration(m.seconds)),
@@ -190,6 +194,7 @@ def new_shapes(heading: str, measurements: Sequence[Measurement]) -> list[Sheet]
         *((words.kernel(rival), lambda m, rival=rival: _duration(part(m, "", rival))) for rival in rivals),
         *_ratios(rivals),
         *((f"{head}, {REST}", lambda m, of=of: of(part(m, f"{m.case}, {REST}") or m)) for head, of in _ratios(rivals)),
+        *((f"{head}, {WORST}", partial(of_worst, of)) for head, of in _ratios(rivals)),
     ]
     title = f"{heading}: {measurements[0].batch} products with sides up to {measurements[0].m}"
     return [tabulate(title, columns, [m for m in measurements if m.case in CASES], sheet.not_run(measurements))]

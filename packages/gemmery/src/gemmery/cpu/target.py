@@ -75,6 +75,11 @@ class Target(NamedTuple):
         return "Intel" in f"{self.model} {self.cpu}"
 
     @property
+    def is_zen5(self) -> bool:
+        """True for AMD's family 26 with registers of 512 bits in use."""
+        return self.isa == "avx512" and self.model.startswith("AuthenticAMD 26 ")
+
+    @property
     def has_sve(self) -> bool:
         """True for kernels whose vectors are registers of SVE."""
         return self.isa.startswith("sve")

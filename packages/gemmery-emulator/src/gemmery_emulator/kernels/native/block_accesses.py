@@ -1,4 +1,4 @@
-"""Code that checks an access to memory, counts it and moves its data.
+"""Code that checks an access to memory and counts it.
 
 An access is checked before anything changes. Whatever is not plainly in order - an address outside an array, a place
 that another thread may race for, memory that nobody has written - is left to Python, which repeats the instruction with
@@ -11,7 +11,6 @@ so. Python looks up what each pattern costs.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
 from gemmery.banks import WARP
 from gemmery.cpu.ir import Function, Module, Value
@@ -28,7 +27,7 @@ OF_ACCESS = (("ptr", "ctx"), ("ptr", "desc"), ("ptr", "mask"))  # what such func
 
 def add_to(module: Module) -> None:
     """Add `access`."""
-    for add in (_seek, _look, _list, _find, _within, _alike, _in_order, _tally, _move, _access):
+    for add in (_seek, _look, _list, _find, _within, _alike, _in_order, _tally, _access):
         add(module)
 
 
@@ -101,8 +100,7 @@ def _seek(module: Module) -> None:
                 used = g.get("used")
                 place.value = used
                 new = entries + used * (ENTRY * WORD)
-                numbers = (f["own"], warp.bits, f.index(0), hashed, _form(f, d, warp.bits, warp.relative))
-                for offset, value in enumerate((*numbers, *warp.bounds())):
+                for offset, value in enumerate((f["own"], warp.bits, f.index(0), hashed, *warp.bounds())):
                     f.store(value, new + offset * WORD, 8)
                 for half, own in zip(_HALVES, warp.relative, strict=True):
                     f.store(own, new + (RELATIVE + half) * WORD)
@@ -111,18 +109,6 @@ def _seek(module: Module) -> None:
             again.until(warp.same(entries + place.value * (ENTRY * WORD), f["own"]))
             at.value = (at.value + 1) & (frames.SLOTS - 1)
         f.ret(place.value)
-
-
-def _form(f: Function, d: FrameFields, bits: Value, relative: Sequence[Value]) -> Value:
-    """Whether in each vector of lanes the addresses are equal, or follow each other without gaps."""
-    steps, grouped = f.ramp(_WIDE) * f.broadcast(d.get("width"), LANES), bits.equals(2**WARP - 1)
-    for own in relative:
-        start = f.broadcast(f.emit("i64", f"extractelement {own}, i64 0"), LANES)
-        equal, following = (
-            f.bitcast(own.equals(expected), f"i{LANES}").equals(-1) for expected in (start, start + steps)
-        )
-        grouped = d.both(grouped, f.emit("i1", f"or {equal}, {following.text}"))
-    return d.number_of(grouped)
 
 
 def _look(module: Module) -> None:
@@ -285,7 +271,7 @@ def _tally(module: Module) -> None:
 
 
 def _access(module: Module) -> None:
-    """Check an access, keep it for later checks, count it and move its data; 1 if Python has to execute it."""
+    """Check an access, keep it for later checks and count it; 1 if Python has to execute it."""
     with module.function("access", *OF_ACCESS, returns="i64") as f:
         g, d = frames_of(f)
         for check in ("within", "disordered"):
@@ -297,62 +283,4 @@ def _access(module: Module) -> None:
             with f.loop(0, threads, LANES) as t:
                 f.store(f.load(_WIDE, g.pointer("addresses") + t * WORD) + offset, stored + t * WORD)
                 f.store(f.load(vector(LANES, "i8"), f["mask"] + t), stored + (threads * WORD + t))
-        with f.if_(d.get("elements").differs(0)):
-            g.called("move", f["ctx"], f["desc"], f["mask"])
-        f.ret(f.index(0))
-
-
-def _move(module: Module) -> None:
-    """Load or store the elements of the active lanes, which registers of the same size hold."""
-    with module.function("move", *OF_ACCESS, local=True, returns="i64") as f:
-        g, d = frames_of(f)
-        addresses, registers, bases = (g.pointer(name) for name in ("addresses", "registers", "bases"))
-        shared, stores, warps = d.get("shared").differs(0), d.get("stores").differs(0), g.get("warps")
-        entries, entry_of_warp = g.pointer("entries"), g.pointer("found")
-        memory = f.select(shared, g.pointer("shared"), g.pointer("memory")) + d.get("offset")
-        inside = f.select(shared, f.index(-1), f.index(0))
-        whole = d.get("elements").equals(1)
-
-        def moves(size: int, stores: bool, place: int, name: str) -> None:
-            values, type_ = f.load("ptr", registers + d.get(name) * WORD, 8), f"i{8 * size}"
-            wide = vector(LANES, type_)
-
-            def one_by_one(start: Value, count: int) -> None:
-                with f.loop(start, start + count) as lane, f.if_(g.byte(f["mask"], lane).differs(0)):
-                    offset = g.word(addresses, lane) + (g.word(bases, lane) & inside) + place * size
-                    at, here = memory + offset, values + lane * size
-                    source, to = (here, at) if stores else (at, here)
-                    f.store(f.load(type_, source, size), to, size)
-
-            with f.loop(0, warps) as warp:
-                entry, t = g.word(entry_of_warp, warp), warp * WARP
-                with f.if_(entry >= f.index(0)):
-                    with f.if_(g.word(entries, entry * ENTRY + frames.FORM).differs(0)):
-                        base = g.word(bases, t) & inside
-                        with f.loop(t, t + WARP, LANES) as group:
-                            address, here = g.word(addresses, group), values + group * size
-                            there = memory + (address + base + place * size)
-                            equal = address.equals(g.word(addresses, group + 1))
-                            with f.if_(f.select(equal, Value(f, "i1", "false"), whole)):
-                                source, to = (here, there) if stores else (there, here)
-                                f.store(f.load(wide, source), to)
-                            with f.else_():
-                                if stores:
-                                    one_by_one(group, LANES)
-                                else:
-                                    with f.if_(equal):
-                                        f.store(f.broadcast(f.load(type_, there, size), LANES), here)
-                                    with f.else_():
-                                        one_by_one(group, LANES)
-                    with f.else_():
-                        one_by_one(t, WARP)
-
-        for size in (4, 8):
-            for place, name in enumerate(("first", "second", "third", "fourth")):
-                fits = g.both(d.get("size").equals(size), d.get("elements") > f.index(place))
-                with f.if_(fits):
-                    with f.if_(stores):
-                        moves(size, True, place, name)
-                    with f.else_():
-                        moves(size, False, place, name)
         f.ret(f.index(0))

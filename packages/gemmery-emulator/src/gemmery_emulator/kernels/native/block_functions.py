@@ -1,9 +1,9 @@
 """Basic blocks of a kernel as functions: all instructions for a vector of threads, then for the next vector.
 
 A function is cut at its accesses. Up to an access it computes, and writes the registers that others may read and the
-addresses; then accesses.py checks these and moves the data. At an access that does not pass, and at an instruction
-without code, the function returns with the number of the instruction, for Python to execute it; it can be entered again
-behind each of them.
+addresses; then block_accesses.py checks these, and the data moves. At an access that does not pass, and at an
+instruction without code, the function returns with the number of the instruction, for Python to execute it; it can be
+entered again behind each of them.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class _Function:
                     self._fields.leave(stop + 1)
                 else:
                     self._call(stop)
-                    if isinstance(form, Move) and not translation.registers_of(form):
-                        self._convert(form)
+                    if isinstance(form, Move):
+                        self._move(form)
                 self._forget(range(stop, min(stop + 1, last)))
 
     def _forget(self, indices: range) -> None:
@@ -100,7 +100,7 @@ class _Function:
         return WORD * CONTEXT.index(name)
 
     def _call(self, index: int) -> None:
-        """Call the function of an access, which checks and counts it, and moves its data as far as nothing converts."""
+        """Call the function of an access, which checks and counts it."""
         f, fields = self._f, self._fields
         record = fields.pointer("access") + WORD * len(ACCESS) * self._translation.number[index]
         form = self._translation.forms[index]
@@ -111,8 +111,8 @@ class _Function:
         with f.if_(passed.differs(0)):
             self._fields.leave(index + 1)
 
-    def _convert(self, move: Move) -> None:
-        """Move the data of an access that has passed, of another size than the registers."""
+    def _move(self, move: Move) -> None:
+        """Move the data of an access that has passed."""
         f, fields, element = self._f, self._fields, TYPES[NUMPY[move.kind]]
         addresses = fields.pointer("addresses")
         memory, bases = fields.pointer(move.space if move.space == "shared" else "memory"), fields.pointer("bases")

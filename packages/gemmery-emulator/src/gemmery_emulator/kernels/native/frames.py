@@ -16,8 +16,7 @@ LANES = 16  # threads whose values are in one vector
 ENTRY, ENTRIES, SLOTS = 40, 8192, 1 << 14
 NOT_ACTIVE = -1  # in `found`, for a warp without an active lane
 PAIR_AT = 32  # the bit of what was accessed from which on is 1 + the entry of the other end of a copy
-FORM = 4  # the word of an entry that says whether the addresses of each vector of lanes are equal, or without gaps
-BOUNDS = (5, 6, 7)  # the words with the least and the greatest of the addresses, and all their bits
+BOUNDS = (4, 5, 6)  # the words with the least and the greatest of the addresses, and all their bits
 RELATIVE = 8  # the word of an entry with its first address
 
 EXTENDED = ("first_base", "second_base", "third_base", "fourth_base")  # addresses from registers of 32 bits
@@ -37,7 +36,7 @@ CONTEXT = [
 # An instruction that accesses memory.
 ACCESS = [
     "call", "mark", "shared", "stores", "width", "follows", "access", "seen", "latest", "offset", "number", "refused",
-    "elements", "size", "first", "second", "third", "fourth", "kept", "paired", "pending",
+    "kept", "paired", "pending",
 ]  # fmt: skip
 # A copy that has begun: the record of its end in shared memory, and its group; and the bytes of the widest.
 COPY, WIDEST = ["desc", "group"], 16

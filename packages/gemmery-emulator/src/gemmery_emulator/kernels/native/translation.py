@@ -261,13 +261,6 @@ class Translation:
         """The offset of each parameter."""
         return {parameter.name: parameter.offset for parameter in self.program.kernel.parameters}
 
-    def registers_of(self, move: Move) -> list[int]:
-        """Return the registers that an access moves as they are kept; none if a value has to be converted."""
-        slots = [self.program.slots.get(each.name) for each in move.elements if isinstance(each, Register)]
-        size = int(NUMPY[move.kind][1])
-        places = [slot for slot in slots if slot is not None and self.stored[slot][1:] == str(size)]
-        return places if len(places) == len(move.elements) <= 4 and size >= 4 else []
-
     # ---- registers ----
 
     @cache  # noqa: B019

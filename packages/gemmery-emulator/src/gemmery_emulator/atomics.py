@@ -7,6 +7,7 @@ so a sum of floats may differ in its last bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,12 @@ from gemmery_emulator import reach
 from gemmery_emulator.machine import Machine
 from gemmery_emulator.memory import Space
 from gemmery_emulator.op import LENGTHS, NUMPY, POLICY, SCOPES, SPACES, Kinds, Mask, sort_by_kind
-from gemmery_emulator.ops import floating
+from gemmery_emulator.ops import floating, integer, logic
 from gemmery_emulator.ptx import Instruction, Opcode
 from gemmery_emulator.steps import Handler, Lowering, Step, Write, drop, refused
 
 Change = Callable[..., Any]  # old values and operands -> new values
 
-_WHOLE = ("u32", "s32", "u64", "s64")
 _BITS = ("b32", "b64")
 HALVES = ("f16", "f16x2", "bf16", "bf16x2")
 _CHANGED: Kinds = {
@@ -45,31 +45,21 @@ _MODIFIERS: Mapping[str, Kinds] = {
 }
 
 
-# The function of each operation and type; half precision keeps subnormals.
+# The function of each operation and type, mostly that of the instruction that computes it; half precision keeps
+# subnormals.
 CHANGES: dict[tuple[str, str], Change] = {
-    **{("add", kind): np.add for kind in ("u32", "s32", "u64", "f32", "f64")},
-    **{(name, kind): fold for name, fold in (("min", np.minimum), ("max", np.maximum)) for kind in _WHOLE},
-    **{
-        (name, kind): change
-        for name, change in (("and", np.bitwise_and), ("or", np.bitwise_or), ("xor", np.bitwise_xor))
-        for kind in _BITS
-    },
+    **{("add", kind): integer.TABLE[f"add.{kind}"].meaning for kind in ("u32", "s32", "u64")},
+    **{(name, kind): integer.TABLE[f"{name}.{kind}"].meaning for name in ("min", "max") for kind in integer.WORDS},
+    **{(name, kind): logic.TABLE[f"{name}.{kind}"].meaning for name in ("and", "or", "xor") for kind in _BITS},
     **{("exch", kind): lambda old, new: new for kind in _BITS},
     **{("cas", kind): lambda old, expected, new: np.where(old == expected, new, old) for kind in (*_BITS, "b16")},
     ("inc", "u32"): lambda old, last: np.where(old >= last, 0, old + 1).astype(np.uint32),
     ("dec", "u32"): lambda old, last: np.where((old == 0) | (old > last), last, old - 1),
-    **{("add", kind): floating.TABLE[f"add.{'rn.' * (kind[0] == 'b')}{kind}"].meaning for kind in HALVES},
+    **{
+        ("add", kind): floating.TABLE[f"add.{'rn.' * (kind[0] == 'b')}{kind}"].meaning
+        for kind in ("f32", "f64", *HALVES)
+    },
     **{(name, kind): floating.TABLE[f"{name}.{kind}"].meaning for name in ("min", "max") for kind in HALVES},
-}
-# Operations that NumPy can accumulate: the first value of an address and its operands -> all its values in turn.
-RUNNING: dict[str, Callable[[Array], Array]] = {
-    "add": lambda values: np.add.accumulate(values, dtype=values.dtype),  # 32 bits stay 32
-    "min": np.minimum.accumulate,
-    "max": np.maximum.accumulate,
-    "and": np.bitwise_and.accumulate,
-    "or": np.bitwise_or.accumulate,
-    "xor": np.bitwise_xor.accumulate,
-    "exch": lambda values: values,
 }
 
 
@@ -115,7 +105,11 @@ def _step(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     if target is not None:
         writes = [lowering.write(element, kind, instruction) for element in lowering.flat((target,))]
     size = np.dtype(NUMPY[kind]).itemsize
-    running = None if kind in HALVES else RUNNING.get(operation)
+    running: Callable[..., Array] | None = None  # the first value of an address and its operands -> all values in turn
+    if isinstance(change, np.ufunc):
+        running = partial(change.accumulate, dtype=NUMPY[kind])  # 32 bits stay 32
+    elif operation == "exch":
+        running = np.asarray
 
     def step(machine: Machine, mask: Mask) -> None:
         registers = machine.registers

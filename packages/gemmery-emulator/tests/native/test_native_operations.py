@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from gemmery.cpu import jit, target
-from gemmery.cpu.ir import Module
+from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.ir_types import SIZES
 from gemmery_emulator.instructions import COMPUTED
-from gemmery_emulator.kernels.native.block_operations import TYPES, emit, emitter, lanes
+from gemmery_emulator.kernels.native.block_operations import FASTER, TYPES, TracedLanes, emit, lanes, value_of
 from gemmery_emulator.kernels.native.frames import LANES
-from gemmery_emulator.op import NUMPY
+from gemmery_emulator.op import NUMPY, pair
 
 COUNT = 1 << 12
 HOST = target.host()
@@ -24,8 +24,25 @@ WITH_CONSTANT = ("lop3.b32", "prmt.b32")  # whose code differs by the last opera
 
 
 def code_of(spelling: str, both: bool = False) -> Callable[..., Any] | None:
+    """What adds the code of an instruction; None if it has none."""
     op, last = COMPUTED[spelling], spelling in WITH_CONSTANT
-    return emitter(op, HOST, (*(False,) * (len(op.operands) - last), *(True,) * last), both)
+    meaning, dtypes = FASTER.get(op.meaning, op.meaning), [np.dtype(NUMPY[kind]) for kind in op.operands]
+    meaning = pair(meaning, op.complement) if both else meaning
+
+    def code(f: Function, *operands: Any) -> tuple[Value, ...]:
+        pairs = zip(operands, dtypes, strict=True)
+        results = meaning(*(TracedLanes(f, it, kind) if isinstance(it, Value) else it for it, kind in pairs))
+        results = results if isinstance(results, tuple) else (results,)
+        kinds = zip(results, (*op.results, "pred"), strict=False)
+        return tuple(value_of(f, result, NUMPY[kind]) for result, kind in kinds)
+
+    trial, count = Module(HOST).function("trial"), len(dtypes) - last
+    try:
+        unknown = [Value(trial, lanes(TYPES[NUMPY[kind]]), "poison") for kind in op.operands[:count]]
+        code(trial, *unknown, *(kind.type(0) for kind in dtypes[count:]))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+    return code
 
 
 @cache
@@ -76,7 +93,6 @@ def add_function(module: Module, name: str, spelling: str, constant: int | None,
                 value = emit(f, "icmp ne", lanes("i1"), value, f.zero(value.type))
             operands.append(value)
         results = code(f, *operands, *(() if constant is None else (np.uint32(constant),)))
-        results = results if isinstance(results, tuple) else (results,)
         kinds_out = (*op.results, "pred")
         for result, kind, at in zip(results, kinds_out, ("out", "too"), strict=False):
             type_ = in_memory(kind)

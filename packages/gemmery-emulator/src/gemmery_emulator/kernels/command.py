@@ -102,14 +102,8 @@ def emulate(
 
     if run:
         unused = {"--grid": grid, "--block": block, "--kernel": kernel, "--shared": shared, "--check": check}
-        unused |= {
-            "--against": against,
-            "--seed": seed is not None,
-            "--html": html,
-            "--line": line,
-            "--timeline": timeline,
-        }
-        for name, value in unused.items():
+        unused |= {"--against": against, "--seed": seed is not None, "--html": html, "--line": line}
+        for name, value in (unused | {"--timeline": timeline}).items():
             if value:
                 raise ArgumentError(f"{name} with --run: the program itself launches its kernels; leave it out")
         _checked_files([file])
@@ -118,9 +112,24 @@ def emulate(
     sizes = {name: written_arguments.sides(f"--{name}", text) if text else None for name, text in texts.items()}
     values = [written_arguments.argument(text, place) for place, text in enumerate(arg or [])]
     expected = None if check is None else written_arguments.reference(check)
+    _check_tolerance(tolerance, check)
+    _check_card(card)
+    files = [file, *([against] if against else [])]
+    _checked_files(files)
+    _check_outputs(card, against, line, html, timeline)
+    limits: dict[str, Any] = {"shared": shared, "arch": arch, "seed": seed, "seconds": seconds}
+    options = {**sizes, **limits, "options": tuple(option or ())}
+    run_each = [partial(_run, path, kernel, arg or [], values, options, expected, tolerance or 0) for path in files]
+    return partial(_emulate, run_each, bool(expected), card, line, json, html, timeline)
+
+
+def _check_tolerance(tolerance: float | None, check: str | None) -> None:
     if tolerance is not None and (check is None or tolerance == inf):
         rule = "it needs --check; add that" if check is None else "it must be finite; write a number"
         raise ArgumentError(f"--tolerance {tolerance}: {rule}, or leave it out")
+
+
+def _check_card(card: str) -> None:
     if card:
         from gemmery.cuda.pipes import pipes_of
 
@@ -128,8 +137,10 @@ def emulate(
             pipes_of(card)
         except DeviceError as error:
             raise ArgumentError(str(error)) from error
-    files = [file, *([against] if against else [])]
-    _checked_files(files)
+
+
+def _check_outputs(card: str, against: Path | None, line: str, html: Path | None, timeline: Path | None) -> None:
+    """Check that the timeline and the page can be made, and written where they are asked for."""
     if timeline is not None and (not card or against is not None):
         way = "it is of one kernel; leave --against out" if card else "it is that of a card; add --card h200"
         raise ArgumentError(f"--timeline {timeline}: {way}")
@@ -139,16 +150,6 @@ def emulate(
         raise ArgumentError(f"--line {line}: the line is drawn on the page; add --html PATH")
     if html is not None:
         check_page(html, "jinja2", "matplotlib")
-    options: dict[str, Any] = {
-        **sizes,
-        "shared": shared,
-        "arch": arch,
-        "options": tuple(option or ()),
-        "seed": seed,
-        "seconds": seconds,
-    }
-    run_each = [partial(_run, path, kernel, arg or [], values, options, expected, tolerance or 0) for path in files]
-    return partial(_emulate, run_each, bool(expected), card, line, json, html, timeline)
 
 
 def _checked_files(files: Sequence[Path]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
+from itertools import groupby
 from typing import Any
 
 from matplotlib import rc_context
@@ -250,12 +251,8 @@ def lanes(numbers: Sequence[int]) -> str:
     >>> lanes([3]), lanes([0, 1, 2, 3]), lanes([0, 2, 8, 9])
     ('3', '0–3', '0 2 8 9')
     """
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
+    grouped = groupby(enumerate(numbers), lambda each: each[1] - each[0])
+    runs = [[number for _, number in run] for _, run in grouped]
     return " ".join(f"{run[0]}–{run[-1]}" if len(run) > 2 else " ".join(map(str, run)) for run in runs)
 
 

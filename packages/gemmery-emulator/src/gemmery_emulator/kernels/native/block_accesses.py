@@ -1,4 +1,4 @@
-"""Code that checks an access to memory, counts it and moves its data.
+"""Code that checks an access to memory and counts it.
 
 An access is checked before anything changes. Whatever is not plainly in order - an address outside an array, a place
 that another thread may race for, memory that nobody has written - is left to Python, which repeats the instruction with
@@ -11,7 +11,6 @@ so. Python looks up what each pattern costs.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
 from gemmery.banks import WARP
 from gemmery.cpu.ir import Function, Module, Value
@@ -28,7 +27,7 @@ OF_ACCESS = (("ptr", "ctx"), ("ptr", "desc"), ("ptr", "mask"))  # what such func
 
 def add_to(module: Module) -> None:
     """Add `access`."""
-    for add in (_seek, _look, _list, _find, _within, _alike, _in_order, _tally, _move, _access):
+    for add in (_seek, _look, _list, _find, _within, _alike, _in_order, _tally, _access):
         add(module)
 
 
@@ -40,16 +39,16 @@ def frames_of(f: Function) -> tuple[FrameFields, FrameFields]:
 class _Warp:
     """What the lanes of a warp access: relative to the line of the first one, 0 for inactive lanes."""
 
-    def __init__(self, f: Function, g: FrameFields, mask: Value, t: Value, offset: Value) -> None:
-        self._f, self._g, self._mask, self._t, self._offset = f, g, mask, t, offset
+    def __init__(self, f: Function, g: FrameFields, mask: Value, t: Value) -> None:
+        self._f, self._g, self._mask, self._t = f, g, mask, t
         self.bits = g.bits_of(g.flagged(mask, t, WARP))
 
     def read(self, whole: bool) -> None:
         """Load the addresses; `whole` where all lanes are known to be active."""
         f, addresses = self._f, self._g.pointer("addresses")
         first = f.index(0) if whole else f.intrinsic("llvm.cttz.i64", "i64", self.bits, Value(f, "i1", "true"))
-        self.line = (self._g.word(addresses, self._t + first) + self._offset) & -128
-        base = f.broadcast(self.line - self._offset, LANES)
+        self.line = self._g.word(addresses, self._t + first) & -128
+        base = f.broadcast(self.line, LANES)
         self.relative = [f.load(_WIDE, addresses + (self._t + half) * WORD) - base for half in _HALVES]
         if not whole:
             self._masks = [self._g.flagged(self._mask, self._t + half) for half in _HALVES]
@@ -77,6 +76,16 @@ class _Warp:
         each = (("smin", low), ("smax", high), ("or", joined))
         return tuple(f.intrinsic(f"llvm.vector.reduce.{how}.v{LANES}i64", "i64", value) for how, value in each)
 
+    def in_rows(self, width: Value) -> Value:
+        """Whether all lanes are active, and in each vector their addresses are equal or follow each other."""
+        f, grouped = self._f, self.bits.equals(2**WARP - 1)
+        steps = f.ramp(_WIDE) * f.broadcast(width, LANES)
+        for own in self.relative:
+            start = f.broadcast(f.emit("i64", f"extractelement {own}, i64 0"), LANES)
+            equal, following = (f.bitcast(own.equals(each), f"i{LANES}").equals(-1) for each in (start, start + steps))
+            grouped = self._g.both(grouped, f.emit("i1", f"or {equal}, {following.text}"))
+        return self._g.number_of(grouped)
+
     def hashed(self, own: Value) -> Value:
         """Return a number that differs for most accesses."""
         f = self._f
@@ -91,7 +100,7 @@ def _seek(module: Module) -> None:
     """Return the number of the entry for what a warp accesses, a new one where there is none."""
     with module.function("seek", *OF_ACCESS, ("i64", "t"), ("i64", "own"), local=True, returns="i64") as f:
         g, d = frames_of(f)
-        entries, slots, warp = g.pointer("entries"), g.pointer("slots"), _Warp(f, g, f["mask"], f["t"], d.get("offset"))
+        entries, slots, warp = g.pointer("entries"), g.pointer("slots"), _Warp(f, g, f["mask"], f["t"])
         warp.read(False)
         hashed = warp.hashed(f["own"])
         at, place = f.var((hashed >> 32) & (frames.SLOTS - 1)), f.var(f.index(0))
@@ -101,7 +110,7 @@ def _seek(module: Module) -> None:
                 used = g.get("used")
                 place.value = used
                 new = entries + used * (ENTRY * WORD)
-                numbers = (f["own"], warp.bits, f.index(0), hashed, _form(f, d, warp.bits, warp.relative))
+                numbers = (f["own"], warp.bits, f.index(0), hashed, warp.in_rows(d.get("width")))
                 for offset, value in enumerate((*numbers, *warp.bounds())):
                     f.store(value, new + offset * WORD, 8)
                 for half, own in zip(_HALVES, warp.relative, strict=True):
@@ -113,28 +122,16 @@ def _seek(module: Module) -> None:
         f.ret(place.value)
 
 
-def _form(f: Function, d: FrameFields, bits: Value, relative: Sequence[Value]) -> Value:
-    """Whether in each vector of lanes the addresses are equal, or follow each other without gaps."""
-    steps, grouped = f.ramp(_WIDE) * f.broadcast(d.get("width"), LANES), bits.equals(2**WARP - 1)
-    for own in relative:
-        start = f.broadcast(f.emit("i64", f"extractelement {own}, i64 0"), LANES)
-        equal, following = (
-            f.bitcast(own.equals(expected), f"i{LANES}").equals(-1) for expected in (start, start + steps)
-        )
-        grouped = d.both(grouped, f.emit("i1", f"or {equal}, {following.text}"))
-    return d.number_of(grouped)
-
-
 def _look(module: Module) -> None:
     """Find the bounds of an access, and in `found` the entry of each warp."""
     with module.function("look", *OF_ACCESS, local=True, returns="i64") as f:
         g, d = frames_of(f)
         entry_of_warp, entries, other_end = g.pointer("found"), g.pointer("entries"), g.pointer("read_found")
-        number, offset, paired = d.get("number"), d.get("offset"), d.get("paired").differs(0)
+        number, paired = d.get("number"), d.get("paired").differs(0)
         least, most, every = f.var(f.index(1 << 62)), f.var(f.index(-(1 << 62))), f.var(f.index(0))
         place, own, latest = f.var(f.index(0)), f.var(number), f.var(d.get("latest"))
         with f.loop(0, g.get("threads"), WARP) as t:
-            warp = _Warp(f, g, f["mask"], t, offset)
+            warp = _Warp(f, g, f["mask"], t)
             place.value = f.index(frames.NOT_ACTIVE)
             with f.if_(paired):
                 own.value = number + ((g.word(other_end, t >> 5) + 1) << frames.PAIR_AT)
@@ -209,7 +206,7 @@ def _within(module: Module) -> None:
         g.leave_if(most + width <= g.word(arrays, place.value * 2 + 1), 0)
         n = g.called("list", f["ctx"], f["mask"])
         with f.loop(0, n) as i:
-            address = g.word(addresses, g.listed(g.pointer("listed"), i)) + d.get("offset")
+            address = g.word(addresses, g.listed(g.pointer("listed"), i))
             start, stop = g.word(arrays, place.value * 2), g.word(arrays, place.value * 2 + 1)
             with f.if_(f.emit("i1", f"or {address < start}, {(address + width > stop).text}")):
                 place.value = g.called("find", f["ctx"], address, width)
@@ -285,7 +282,7 @@ def _tally(module: Module) -> None:
 
 
 def _access(module: Module) -> None:
-    """Check an access, keep it for later checks, count it and move its data; 1 if Python has to execute it."""
+    """Check an access, keep it for later checks and count it; 1 if Python has to execute it."""
     with module.function("access", *OF_ACCESS, returns="i64") as f:
         g, d = frames_of(f)
         for check in ("within", "disordered"):
@@ -293,66 +290,7 @@ def _access(module: Module) -> None:
         g.called("tally", f["ctx"], f["desc"], f["mask"])
         with f.if_(d.get("kept").differs(0)):  # for pictures of what a later store copies
             stored, threads = d.pointer("kept"), g.get("threads")
-            offset = f.broadcast(d.get("offset"), LANES)
             with f.loop(0, threads, LANES) as t:
-                f.store(f.load(_WIDE, g.pointer("addresses") + t * WORD) + offset, stored + t * WORD)
+                f.store(f.load(_WIDE, g.pointer("addresses") + t * WORD), stored + t * WORD)
                 f.store(f.load(vector(LANES, "i8"), f["mask"] + t), stored + (threads * WORD + t))
-        with f.if_(d.get("elements").differs(0)):
-            g.called("move", f["ctx"], f["desc"], f["mask"])
-        f.ret(f.index(0))
-
-
-def _move(module: Module) -> None:
-    """Load or store the elements of the active lanes, which registers of the same size hold."""
-    with module.function("move", *OF_ACCESS, local=True, returns="i64") as f:
-        g, d = frames_of(f)
-        addresses, registers, bases = (g.pointer(name) for name in ("addresses", "registers", "bases"))
-        shared, stores, warps = d.get("shared").differs(0), d.get("stores").differs(0), g.get("warps")
-        entries, entry_of_warp = g.pointer("entries"), g.pointer("found")
-        memory = f.select(shared, g.pointer("shared"), g.pointer("memory")) + d.get("offset")
-        inside = f.select(shared, f.index(-1), f.index(0))
-        whole = d.get("elements").equals(1)
-
-        def moves(size: int, stores: bool, place: int, name: str) -> None:
-            values, type_ = f.load("ptr", registers + d.get(name) * WORD, 8), f"i{8 * size}"
-            wide = vector(LANES, type_)
-
-            def one_by_one(start: Value, count: int) -> None:
-                with f.loop(start, start + count) as lane, f.if_(g.byte(f["mask"], lane).differs(0)):
-                    offset = g.word(addresses, lane) + (g.word(bases, lane) & inside) + place * size
-                    at, here = memory + offset, values + lane * size
-                    source, to = (here, at) if stores else (at, here)
-                    f.store(f.load(type_, source, size), to, size)
-
-            with f.loop(0, warps) as warp:
-                entry, t = g.word(entry_of_warp, warp), warp * WARP
-                with f.if_(entry >= f.index(0)):
-                    with f.if_(g.word(entries, entry * ENTRY + frames.FORM).differs(0)):
-                        base = g.word(bases, t) & inside
-                        with f.loop(t, t + WARP, LANES) as group:
-                            address, here = g.word(addresses, group), values + group * size
-                            there = memory + (address + base + place * size)
-                            equal = address.equals(g.word(addresses, group + 1))
-                            with f.if_(f.select(equal, Value(f, "i1", "false"), whole)):
-                                source, to = (here, there) if stores else (there, here)
-                                f.store(f.load(wide, source), to)
-                            with f.else_():
-                                if stores:
-                                    one_by_one(group, LANES)
-                                else:
-                                    with f.if_(equal):
-                                        f.store(f.broadcast(f.load(type_, there, size), LANES), here)
-                                    with f.else_():
-                                        one_by_one(group, LANES)
-                    with f.else_():
-                        one_by_one(t, WARP)
-
-        for size in (4, 8):
-            for place, name in enumerate(("first", "second", "third", "fourth")):
-                fits = g.both(d.get("size").equals(size), d.get("elements") > f.index(place))
-                with f.if_(fits):
-                    with f.if_(stores):
-                        moves(size, True, place, name)
-                    with f.else_():
-                        moves(size, False, place, name)
         f.ret(f.index(0))

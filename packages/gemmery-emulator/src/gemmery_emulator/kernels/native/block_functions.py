@@ -1,9 +1,9 @@
 """Basic blocks of a kernel as functions: all instructions for a vector of threads, then for the next vector.
 
 A function is cut at its accesses. Up to an access it computes, and writes the registers that others may read and the
-addresses; then accesses.py checks these and moves the data. At an access that does not pass, and at an instruction
-without code, the function returns with the number of the instruction, for Python to execute it; it can be entered again
-behind each of them.
+addresses; then block_accesses.py checks these, and the data moves. At an access that does not pass, and at an
+instruction without code, the function returns with the number of the instruction, for Python to execute it; it can be
+entered again behind each of them.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from typing import Any
 
+import numpy as np
+
 from gemmery.banks import WARP
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.ir_types import SIZES, element_of, mangle, vector
-from gemmery_emulator.kernels.native.block_operations import TYPES, emit, flipped, gathered, lanes, splat
-from gemmery_emulator.kernels.native.frames import ACCESS, CONTEXT, EXTENDED, LANES, WORD, FrameFields
+from gemmery_emulator.kernels.native.block_operations import TYPES, TracedLanes, gathered, lanes, value_of
+from gemmery_emulator.kernels.native.frames import ACCESS, CONTEXT, ENTRY, IN_ROWS, LANES, WORD, FrameFields
 from gemmery_emulator.kernels.native.translation import (
     AsyncCopy,
     BlockParameter,
@@ -26,9 +28,7 @@ from gemmery_emulator.kernels.native.translation import (
     Translation,
     WarpExchange,
 )
-from gemmery_emulator.op import NUMPY, STORED
-from gemmery_emulator.ptx import Address, Immediate, Not, Operand, Register, Special, Symbol
-from gemmery_emulator.steps import constant
+from gemmery_emulator.op import NUMPY
 
 
 def module(translation: Translation, blocks: Iterable[int]) -> Module:
@@ -58,7 +58,7 @@ class _Function:
         self._translation = translation
         program = translation.program
         block = program.blocks[number]
-        self._block, self._instructions = block, program.kernel.instructions
+        self._block = block
         last = block.last - bool(block.way)
         forms = translation.forms
         cuts = [index for index in range(block.first, last) if not isinstance(forms[index], Compute | BlockParameter)]
@@ -67,17 +67,18 @@ class _Function:
             self._f, self._fields = f, FrameFields(f, f["ctx"], CONTEXT)
             f._slots.append(f"  %context_registers = getelementptr i8, ptr %ctx, i64 {self._at('registers')}")
             f._slots.append("  %registers = load ptr, ptr %context_registers, align 8")
+            self._passed = f.var(f.index(0))  # whether the access before has passed, and its data are not moved yet
             entries = [block.first, *(index + 1 for index in cuts)]
             targets = " ".join(f"i64 {entry}, label %from{entry}" for entry in entries)
             f.line(f"switch i64 %start, label %from{block.first} [ {targets} ]")
             bounds = [*cuts, last]
-            self._extended = dict[int, str]()  # the registers whose addresses are in memory, and where
             for start, stop in zip(entries, bounds, strict=True):
                 if start != block.first:
                     f.line(f"br label %from{start}")
                 f._label(f"from{start}")
-                form = forms[stop] if stop < last else None
-                self._compute(range(start, stop), form, stop == last)
+                form, before = forms[stop] if stop < last else None, forms[start - 1] if start > block.first else None
+                moves = before if isinstance(before, Move) else None
+                self._compute(range(start, stop), form, moves, stop == last)
                 if stop == last:
                     f.ret(f.index(0))
                 elif isinstance(form, WarpExchange):
@@ -86,125 +87,116 @@ class _Function:
                     self._fields.leave(stop + 1)
                 else:
                     self._call(stop)
-                    if isinstance(form, Move) and not translation.registers_of(form):
-                        self._convert(form)
-                self._forget(range(stop, min(stop + 1, last)))
-
-    def _forget(self, indices: range) -> None:
-        """Forget the addresses from registers that instructions write."""
-        for index in indices:
-            for slot in self._translation.written(index):
-                self._extended.pop(slot, None)
 
     def _at(self, name: str) -> int:
         return WORD * CONTEXT.index(name)
 
     def _call(self, index: int) -> None:
-        """Call the function of an access, which checks and counts it, and moves its data as far as nothing converts."""
+        """Call the function of an access, which checks and counts it."""
         f, fields = self._f, self._fields
         record = fields.pointer("access") + WORD * len(ACCESS) * self._translation.number[index]
-        form = self._translation.forms[index]
-        slot, narrow = (self._translation.address_slot(form, size) for size in "84")
-        own = "own_addresses" if narrow is None else self._extended[narrow]
-        f.store(fields.pointer(own) if slot is None else self.pointer(slot), fields.at("addresses"), 8)
         passed = f.result_of(f.load("ptr", record, 8), "i64", f["ctx"], record, f["mask"])
         with f.if_(passed.differs(0)):
             self._fields.leave(index + 1)
+        self._passed.value = 1
 
-    def _convert(self, move: Move) -> None:
-        """Move the data of an access that has passed, of another size than the registers."""
+    def _move(self, group: _Group, index: int, move: Move) -> None:
+        """Move the data of the access before, unless Python has executed it."""
         f, fields, element = self._f, self._fields, TYPES[NUMPY[move.kind]]
-        addresses = fields.pointer("addresses")
-        memory, bases = fields.pointer(move.space if move.space == "shared" else "memory"), fields.pointer("bases")
-        with self._group() as group:
-            wide = lanes("i64")
-            at = f.load(wide, addresses + group.t * WORD) + self._translation.offset(move)
+        type_, stored = lanes(element), [value_of(f, read(group.registers), NUMPY[move.kind]) for read in move.reads]
+        loaded = {slot: f.var(group.of(slot)) for slot in self._translation.written(index)}
+        base, names = group.pointer(move.space.replace("global", "memory")), ("addresses", "bases", "found", "entries")
+        addresses, bases, entry_of_warp, entries = map(group.pointer, names)
+        values = [f.var(f.zero(type_)) for _ in move.writes]
+        with f.if_(self._passed.value.differs(0)):
+            t, memory = group.t, base
             if move.space == "shared":
-                at = at + f.load(wide, bases + group.t * WORD)
-            for number, operand in enumerate(move.elements):
-                places = f.emit(lanes("ptr"), f"getelementptr i8, {memory}, {at + number * SIZES[element]}")
-                if move.stores:
-                    _scatter(f, group.read(operand, move.kind), places, group.mask)
-                else:
-                    group.write(operand, move.kind, gathered(f, lanes(element), places, group.mask))
-            group.finish()
+                memory = base + fields.word(bases, t)
+            first, in_rows = fields.word(addresses, t), f.index(0)
+            if len(stored or values) == 1:
+                in_rows = fields.word(entries, fields.word(entry_of_warp, t >> 5) * ENTRY + IN_ROWS)
+            with f.if_(fields.both(in_rows.differs(0), first.differs(fields.word(addresses, t + 1)))):
+                for value in values:
+                    value.value = f.load(type_, memory + first)
+                for new in stored:
+                    f.store(new, memory + first)
+            with f.else_():
+                at = f.load(lanes("i64"), addresses + t * WORD)
+                places = [
+                    f.emit(lanes("ptr"), f"getelementptr i8, {memory}, {at + number * SIZES[element]}")
+                    for number in range(len(stored or values))
+                ]
+                for new, place in zip(stored, places, strict=False):
+                    _scatter(f, new, place, group.mask)
+                for value, place in zip(values, places, strict=False):
+                    with f.if_(in_rows.differs(0)):
+                        value.value = f.broadcast(f.load(element, memory + first), LANES)
+                    with f.else_():
+                        value.value = gathered(f, type_, place, group.mask)
+            for write, value in zip(move.writes, values, strict=True):
+                write(group.registers, None, TracedLanes(f, value.value, np.dtype(NUMPY[move.kind])))
+            for slot, var in loaded.items():
+                var.value = group.of(slot)
+        for slot, var in loaded.items():
+            group[slot] = TracedLanes(f, var.value, np.dtype(self._translation.stored[slot]))
 
     def _exchange(self, form: WarpExchange) -> None:
         """Let the lanes of each warp exchange what they hold."""
         f = self._f
         with self._group() as group:
-            passed = group.pointer("own_addresses") + (group.t & -WARP) * _passed_size(form)
-            values = [group.read(*source) for source in form.sources]
-            results: Any = form.emit(f, passed, group.t, *values)
-            results = results if isinstance(results, tuple) else (results,)
-            for target, result in zip(form.targets, results, strict=False):
-                group.write(*target, result)
+            passed = group.pointer("addresses") + (group.t & -WARP) * _passed_size(form)
+            results = form.emit(f, passed, group.t, *(read(group.registers) for read in form.sources))
+            for write, result in zip(form.targets, results, strict=False):
+                write(group.registers, None, result)
             group.finish()
 
-    def _compute(self, indices: range, form: InstructionForm | None, ends: bool) -> None:
-        """Compute up to an access, with what that needs, or up to the end, with whom the branch takes."""
+    def _compute(self, indices: range, form: InstructionForm | None, moves: Move | None, ends: bool) -> None:
+        """Compute up to an access, with what that needs, or up to the end, with whom the branch takes; at first it may
+        be that the access before still `moves` its data.
+        """
         f, block = self._f, self._block
-        guard = self._instructions[block.last - 1].guard if ends and block.way in ("branch", "exit") else None
-        self._forget(indices)
-        narrow = self._translation.address_slot(form, "4")
-        extended = narrow is not None and narrow not in self._extended
-        if narrow is not None and extended:
-            free = [name for name in EXTENDED if name not in self._extended.values()]
-            self._extended[narrow] = free[0] if free else self._extended.pop(next(iter(self._extended)))
-        ready = form is None or isinstance(form, CopyGroup) or self._translation.address_slot(form) is not None
-        ready = ready or (narrow is not None and not extended)
-        if not indices and guard is None and ready:
+        guard = block.guard if ends and block.way in ("branch", "exit") else None
+        if not indices and guard is None and moves is None and (form is None or isinstance(form, CopyGroup)):
             return
         with self._group() as group:
+            if moves is not None:
+                self._move(group, indices.start - 1, moves)
             for index in indices:
                 self.instruction(group, self._translation.forms[index])
-            if narrow is None:
-                self._hand_over(group, form)
-            elif extended:
-                addresses = f.convert("sext", group.of(narrow, "u4"), "i64")
-                f.store(addresses, group.pointer(self._extended[narrow]) + group.at(WORD))
+            self._hand_over(group, form)
             if guard is not None:
-                goes = group.read(guard, "pred")
-                if self._instructions[block.last - 1].negated:
-                    goes = flipped(f, goes)
+                goes = value_of(f, guard(group.registers), "?")
                 f.store(f.convert("zext", goes, "i8"), group.pointer("goes") + group.t)
-            group.finish(self._translation.private(indices))
+            group.finish(self._translation.private(range(indices.start - (moves is not None), indices.stop)))
 
     def instruction(self, group: _Group, form: InstructionForm | None) -> None:
         f = self._f
         if isinstance(form, BlockParameter):
-            element = TYPES[NUMPY[form.kind]]
-            for number, operand in enumerate(form.elements):
+            element, dtype = TYPES[NUMPY[form.kind]], np.dtype(NUMPY[form.kind])
+            for number, write in enumerate(form.writes):
                 at = group.pointer("parameters") + (form.offset + number * SIZES[element])
-                group.write(operand, form.kind, f.broadcast(f.load(element, at), LANES))
+                write(group.registers, None, TracedLanes(f, f.broadcast(f.load(element, at), LANES), dtype))
             return
         assert isinstance(form, Compute)
-        results: Any = form.emit(f, *(group.number(*source) for source in form.sources))
-        results = results if isinstance(results, tuple) else (results,)
-        for (target, kind), result in zip(form.targets, results, strict=False):
-            group.write(target, kind, result if isinstance(result, Value) else splat(f, result, NUMPY[kind]))
+        form.step(group, None)
 
     def _hand_over(self, group: _Group, form: InstructionForm | None) -> None:
         """Store what an access or an exchange takes: addresses, who reads, or what each lane holds."""
         f = self._f
         moves = (form,) if isinstance(form, Move) else form.ends[::-1] if isinstance(form, AsyncCopy) else ()
-        moves = () if self._translation.address_slot(form) is not None else moves
-        for move, name in zip(moves, ("own_addresses", "sources"), strict=False):
-            f.store(group.address(move.place), group.pointer(name) + group.at(WORD))
+        for move, name in zip(moves, ("addresses", "sources"), strict=False):
+            f.store(value_of(f, move.address(group.registers), "i8"), group.pointer(name) + group.at(WORD))
         if isinstance(form, AsyncCopy):
-            reads = f.const(lanes("i8"), 1)  # 0 for nothing, 3 for some bytes
+            reads: Any = np.uint8(1)  # 0 for nothing, 3 for some bytes
             if form.size is not None:
-                size = group.read(*form.size)
-                if form.size[1] == "pred":
-                    reads = f.convert("zext", flipped(f, size), "i8")
-                else:
-                    whole = emit(f, "icmp uge", lanes("i1"), size, f.const(size.type, form.ends[0].width))
-                    reads = f.select(size.equals(0), f.zero(reads.type), f.select(whole, reads, f.const(reads.type, 3)))
-            f.store(reads, group.pointer("reads") + group.t)
+                size = form.size(group.registers)
+                some = np.where(size >= form.ends[0].width, np.uint8(1), np.uint8(3))
+                reads = np.where(size, np.uint8(0), reads) if form.skips else np.where(size == 0, np.uint8(0), some)
+            f.store(value_of(f, reads, "u1"), group.pointer("reads") + group.t)
         elif isinstance(form, WarpExchange):
-            value = group.read(*form.passed)
-            value = f.convert("zext", value, "i8") if form.passed[1] == "pred" else value
-            f.store(value, group.pointer("own_addresses") + group.at(_passed_size(form)))
+            value = value_of(f, form.passed(group.registers), NUMPY[form.kind])
+            value = f.convert("zext", value, "i8") if form.kind == "pred" else value
+            f.store(value, group.pointer("addresses") + group.at(_passed_size(form)))
 
     def _group(self) -> _Group:
         return _Group(self._translation, self._f, self)
@@ -219,7 +211,8 @@ class _Group:
 
     def __init__(self, translation: Translation, f: Function, function: _Function) -> None:
         self._translation, self._f, self._function = translation, f, function
-        self._values: dict[int, dict[str, Value]] = {}  # by slot and NumPy type
+        self.registers: Any = self  # for steps
+        self._values: dict[int, Value] = {}  # by slot
         self._written: list[int] = []
         self._ahead = list[str]()  # what comes before the loop
         self._pointers: dict[int | str, Value] = {}
@@ -256,72 +249,23 @@ class _Group:
             self._offsets[size] = self.t * size
         return self._offsets[size]
 
-    def of(self, slot: int, dtype: str) -> Value:
-        """Return the values of a register as a NumPy type."""
+    def of(self, slot: int) -> Value:
+        """Return the values of a register."""
         f, stored = self._f, self._translation.stored[slot]
-        known = self._values.setdefault(slot, {})
-        if not known and slot in self._translation.uniform:  # cheaper computed again than loaded
+        if slot not in self._values and slot in self._translation.uniform:  # cheaper computed again than loaded
             written = [*self._written]
             self._function.instruction(self, self._translation.forms[self._translation.uniform[slot]])
-            self._written, known = written, self._values[slot]
-        if not known:
-            stored_lanes = f.load(lanes(memory_type(stored)), self.pointer(slot) + self.at(SIZES[memory_type(stored)]))
-            known[stored] = (
-                emit(f, "icmp ne", lanes("i1"), stored_lanes, f.zero(stored_lanes.type))
-                if stored == "?"
-                else stored_lanes
-            )
-        if dtype not in known:
-            known[dtype] = viewed(f, known[stored], stored, dtype)
-        return known[dtype]
+            self._written = written
+        if slot not in self._values:
+            values = f.load(lanes(memory_type(stored)), self.pointer(slot) + self.at(SIZES[memory_type(stored)]))
+            self._values[slot] = values.differs(0) if stored == "?" else values
+        return self._values[slot]
 
-    def number(self, operand: Operand, kind: str) -> Any:
-        """Return a constant as NumPy's number, and the values of any other operand."""
-        if isinstance(operand, Immediate):
-            return constant(operand.bits, operand.type, NUMPY[kind])
-        return self.read(operand, kind)
+    def __getitem__(self, slot: int) -> TracedLanes:
+        return TracedLanes(self._f, self.of(slot), np.dtype(self._translation.stored[slot]))
 
-    def read(self, operand: Operand, kind: str) -> Value:
-        """Return the values of an operand as a PTX type."""
-        f, dtype, program = self._f, NUMPY[kind], self._translation.program
-        match operand:
-            case Immediate(bits, type_):
-                return splat(f, constant(bits, type_, dtype), dtype)
-            case Register(name):
-                return self.of(program.slots[name], dtype)
-            case Not(register):
-                return flipped(f, self.read(register, "pred"))
-            case Special(name):
-                return self.of(program.provided[name], dtype)
-            case Symbol(name, offset):
-                if name in self._translation.parameters:
-                    return f.const(lanes(TYPES[dtype]), self._translation.parameters[name] + offset)
-                return self.of(program.provided[name], dtype) + offset
-        raise AssertionError(operand)
-
-    def address(self, place: Address) -> Value:
-        """Return the addresses in brackets."""
-        f, base = self._f, place.base
-        if isinstance(base, Register) and STORED[base.type] == "u4":
-            narrow = self.of(self._translation.program.slots[base.name], "u4")
-            return f.convert("sext", narrow + place.offset, "i64")
-        return (
-            self.read(base, "s64") + place.offset
-            if isinstance(base, Register)
-            else (self.read(base, "u64") + place.offset)
-        )
-
-    def write(self, operand: Operand, kind: str, value: Value) -> None:
-        """Write values of a PTX type to a register."""
-        assert isinstance(operand, Register)
-        if operand.name == "_":
-            return
-        slot, dtype = self._translation.program.slots[operand.name], NUMPY[kind]
-        stored = self._translation.stored[slot]
-        known = {stored: viewed(self._f, value, dtype, stored)}
-        if stored != dtype and stored[1:] == dtype[1:]:
-            known[dtype] = value
-        self._values[slot] = known
+    def __setitem__(self, slot: int, values: Any) -> None:
+        self._values[slot] = value_of(self._f, values, self._translation.stored[slot])
         if slot not in self._written:
             self._written.append(slot)
 
@@ -336,27 +280,13 @@ class _Group:
                 continue
             stored = self._translation.stored[slot]
             place = self.pointer(slot) + self.at(SIZES[memory_type(stored)])
-            value = self._values[slot][stored]
+            value = self._values[slot]
             value = f.convert("zext", value, "i8") if stored == "?" else value
             stored_lanes.append((place, value, slot in self._translation.rows))
         for place, value, alone in stored_lanes:
             f.store(value if alone else f.select(self.mask, value, f.load(value.type, place)), place)
 
 
-def viewed(f: Function, value: Value, stored: str, dtype: str) -> Value:
-    """Return values that are kept as one NumPy type as another: the same bits, truncated or extended."""
-    if stored == dtype or TYPES[stored] == TYPES[dtype]:
-        return value
-    if stored[1] == dtype[1]:
-        return f.bitcast(value, lanes(TYPES[dtype]))
-    if stored[0] == "f":
-        value = f.bitcast(value, lanes(f"i{8 * int(stored[1])}"))
-    narrower = int(dtype[1]) < int(stored[1])
-    how = "trunc" if narrower else "sext" if stored[0] == "i" else "zext"
-    value = f.convert(how, value, f"i{8 * int(dtype[1])}")
-    return f.bitcast(value, lanes(TYPES[dtype]))
-
-
 def _passed_size(form: WarpExchange) -> int:
     """Return the bytes of what a lane holds."""
-    return SIZES[memory_type(NUMPY[form.passed[1]])]
+    return SIZES[memory_type(NUMPY[form.kind])]

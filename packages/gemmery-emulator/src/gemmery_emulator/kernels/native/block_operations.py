@@ -1,7 +1,7 @@
-"""Instructions that only compute, as code for a vector of threads: what their NumPy functions do, recorded.
+"""Instructions that only compute, as code for a vector of threads: what their steps do by NumPy, recorded.
 
-A function of `ops` is called with `TracedLanes` in place of arrays, for which each call of a NumPy function and each
-conversion adds the code with the same bits. An instruction whose function does anything else stays with NumPy: those of
+A step finds `TracedLanes` in place of arrays in the registers, for which each call of a NumPy function and each
+conversion adds the code with the same bits. An instruction whose step does anything else stays with NumPy: those of
 half precision, with directed roundings, and with functions that NumPy computes by its own approximation. The payloads
 of NaNs are not modeled.
 
@@ -10,8 +10,8 @@ Shuffles, votes and reductions whose lanes all take part find in memory what eac
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -21,13 +21,15 @@ from gemmery.banks import WARP
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.ir_types import SIZES, element_of, mangle, vector, with_element
 from gemmery.cpu.target import Target
+from gemmery.errors import EmulationError
 from gemmery_emulator import exact
 from gemmery_emulator.instructions import opcode
 from gemmery_emulator.kernels.native.frames import LANES
-from gemmery_emulator.op import NUMPY, Meaning, Op, pair
+from gemmery_emulator.op import NUMPY
 from gemmery_emulator.ops.warp import source_of
+from gemmery_emulator.steps import Faster
 
-Emit = Callable[..., Any]  # of values, and NumPy's constants; returns a value, or a tuple of several
+Exchange = Callable[..., tuple["TracedLanes", ...]]  # of what a warp holds, the number of a thread, and operands
 # LLVM's type of values of a NumPy type.
 TYPES = {"?": "i1", "f4": "float", "f8": "double"} | {
     f"{sign}{size}": f"i{8 * size}" for sign in "ui" for size in (1, 2, 4, 8)
@@ -237,43 +239,46 @@ def _fused(x: Any, y: Any, z: Any) -> Any:
     return TracedLanes(traced.f, traced.f.fma(*values), traced.dtype)
 
 
-_INSTEAD: dict[Meaning, Meaning] = {exact.fma: _fused}
+FASTER: Faster = {exact.fma: _fused}  # for steps that are recorded
 
 
-@lru_cache(maxsize=4096)
-def emitter(op: Op, target: Target, constants: tuple[bool, ...], both: bool = False) -> Emit | None:
-    """Return a function that adds the code of an instruction; None if it has none.
-
-    It takes values, and NumPy's numbers for operands that are `constants`, and returns such; `both` asks for the second
-    result of setp.
-    """
-    dtypes = [np.dtype(NUMPY[kind]) for kind in op.operands]
-    meaning = _INSTEAD.get(op.meaning, op.meaning)
-    meaning = pair(meaning, op.complement) if both and op.complement is not None else meaning
-
-    def code(f: Function, *operands: Any) -> Any:
-        pairs = zip(operands, dtypes, strict=True)
-        results = meaning(*(TracedLanes(f, it, kind) if isinstance(it, Value) else it for it, kind in pairs))
-        several = results if isinstance(results, tuple) else (results,)
-        kinds = (*op.results, "pred")[: len(several)]
-        values = tuple(_value(result, NUMPY[kind]) for result, kind in zip(several, kinds, strict=True))
-        return values if isinstance(results, tuple) else values[0]
-
-    trial = Module(target).function("trial")
-    try:
-        code(trial, *(kind.type(0) if it else Value(trial, lanes(TYPES[_key(kind)]), "poison")
-                      for it, kind in zip(constants, dtypes, strict=True)))  # fmt: skip
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return None
-    return code
+def value_of(f: Function, lanes_or_number: Any, dtype: str) -> Value:
+    """The values of a NumPy type that a step has made, or a number of constants alone."""
+    if not isinstance(lanes_or_number, TracedLanes):
+        return splat(f, np.dtype(dtype).type(lanes_or_number), dtype)
+    if _key(lanes_or_number.dtype) != dtype:
+        raise UncodedError(lanes_or_number.dtype)
+    return lanes_or_number.value
 
 
-def _value(result: Any, dtype: str) -> Any:
-    if not isinstance(result, TracedLanes):  # of constants alone
-        return np.dtype(dtype).type(result)
-    if _key(result.dtype) != dtype:
-        raise UncodedError(result.dtype)
-    return result.value
+class _Unknown(dict[int, Any]):
+    """Registers whose values do not matter."""
+
+    def __init__(self, f: Function, stored: Sequence[str]) -> None:
+        super().__init__()
+        self.registers, self._f, self._stored = self, f, stored
+
+    def __missing__(self, slot: int) -> TracedLanes:
+        kind = self._stored[slot]
+        return TracedLanes(self._f, Value(self._f, lanes(TYPES[kind]), "poison"), np.dtype(kind))
+
+
+_coded: dict[tuple[Any, ...], bool] = {}
+
+
+def has_code(target: Target, kinds: tuple[object, ...], step: Callable[..., Any], stored: Sequence[str]) -> bool:
+    """Whether a step of an instruction of these kinds writes code; `stored` are the NumPy types of registers."""
+    if (target, kinds) not in _coded:
+        trial = Module(target).function("trial")
+        registers = _Unknown(trial, stored)
+        try:
+            step(registers, None)
+            for slot, value in registers.items():
+                value_of(trial, value, stored[slot])
+            _coded[target, kinds] = True
+        except (AttributeError, EmulationError, KeyError, TypeError, ValueError):
+            _coded[target, kinds] = False
+    return _coded[target, kinds]
 
 
 # ---- whole warps ----
@@ -282,7 +287,7 @@ def _value(result: Any, dtype: str) -> Any:
 _REDUCTIONS = {"add": "add", "and": "and", "or": "or", "xor": "xor", "min": "{}min", "max": "{}max"}
 
 
-def exchange(spelling: str) -> Emit | None:
+def exchange(spelling: str) -> Exchange | None:
     """Return a function that adds the code of an instruction; None if it has none.
 
     It takes the address of what the lanes of the warp hold, the number of the first thread, then the other operands.
@@ -290,15 +295,11 @@ def exchange(spelling: str) -> Emit | None:
     read = opcode(spelling)
     name, mode, kind = read.name, read.modifiers[-1], read.type
     if name == "shfl":
-        return _shuffle(mode)
+        return partial(_shuffle, mode)
     if name == "vote" and mode in _VOTES:
-        return lambda f, passed, t: _vote(f, passed, mode)
+        return partial(_vote, mode)
     if name == "redux" and mode in _REDUCTIONS and kind in ("u32", "s32", "b32"):
-        how = _REDUCTIONS[mode].format(kind[0])
-        wide = vector(WARP, "i32")
-        return lambda f, passed, t: f.broadcast(
-            f.intrinsic(f"llvm.vector.reduce.{how}.v{WARP}i32", "i32", f.load(wide, passed)), LANES
-        )
+        return partial(_reduced, _REDUCTIONS[mode].format(kind[0]), np.dtype(NUMPY[kind]))
     return None
 
 
@@ -308,15 +309,18 @@ def gathered(f: Function, type_: str, places: Value, mask: Value) -> Value:
     return f.intrinsic(name, type_, places, f.const("i32", SIZES[element_of(type_)]), mask, f.zero(type_))
 
 
-def _shuffle(mode: str) -> Emit:
-    def shuffled(f: Function, passed: Value, t: Value, b: Value, c: Value) -> tuple[Value, Value]:
-        kind, dtype = lanes("i32"), np.dtype(np.int32)
-        lane = f.broadcast(f.emit("i32", f"trunc {t & (WARP - 1)} to i32"), LANES) + f.ramp(kind)
-        source, inside = source_of(mode, *(TracedLanes(f, each, dtype) for each in (lane, b, c)))
-        places = f.emit(lanes("ptr"), f"getelementptr i32, {passed}, {source.value}")
-        return gathered(f, kind, places, f.const(lanes("i1"), 1)), inside.value
+def _shuffle(mode: str, f: Function, passed: Value, t: Value, b: Any, c: Any) -> tuple[TracedLanes, ...]:
+    kind, dtype = lanes("i32"), np.dtype(np.int32)
+    lane = f.broadcast(f.emit("i32", f"trunc {t & (WARP - 1)} to i32"), LANES) + f.ramp(kind)
+    source, inside = source_of(mode, TracedLanes(f, lane, dtype), *(each.astype(dtype) for each in (b, c)))
+    places = f.emit(lanes("ptr"), f"getelementptr i32, {passed}, {source.value}")
+    return TracedLanes(f, gathered(f, kind, places, f.const(lanes("i1"), 1)), np.dtype(np.uint32)), inside
 
-    return shuffled
+
+def _reduced(how: str, dtype: np.dtype[Any], f: Function, passed: Value, t: Value) -> tuple[TracedLanes, ...]:
+    name = f"llvm.vector.reduce.{how}.v{WARP}i32"
+    result = f.intrinsic(name, "i32", f.load(vector(WARP, "i32"), passed))
+    return (TracedLanes(f, f.broadcast(result, LANES), dtype),)
 
 
 _VOTES: dict[str, Callable[[Value], Value]] = {
@@ -327,6 +331,7 @@ _VOTES: dict[str, Callable[[Value], Value]] = {
 }
 
 
-def _vote(f: Function, passed: Value, mode: str) -> Value:
+def _vote(mode: str, f: Function, passed: Value, t: Value) -> tuple[TracedLanes, ...]:
     flags = f.bitcast(f.load(vector(WARP, "i8"), passed).differs(0), f"i{WARP}")
-    return f.broadcast(_VOTES[mode](f.emit("i64", f"zext {flags} to i64")), LANES)
+    result = f.broadcast(_VOTES[mode](f.emit("i64", f"zext {flags} to i64")), LANES)
+    return (TracedLanes(f, result, np.dtype(np.uint32 if mode == "ballot" else np.bool_)),)

@@ -40,7 +40,6 @@ PAUSE = 64  # blocks that NumPy executes after several calls that came to nothin
 SOON, OFTEN = 5e-3, 2  # seconds before blocks are chosen, which were executed so often
 
 
-REGISTERS = ("first", "second", "third", "fourth")  # the fields of what an access moves
 ALWAYS = 1 << 20  # in place of a warp's lanes, for blocks whose threads run together alone
 MEETING = ("bar.sync", "barrier.sync", "barrier.sync.aligned")
 
@@ -128,14 +127,11 @@ class Native:
             if isinstance(form, CopyGroup):
                 fields = {"call": functions["group"], "stores": form.commits, "pending": form.pending}
             else:
-                lanes_, size = translation.registers_of(form), form.width // max(len(form.elements), 1)
                 fields = {
                     "call": functions["copy" if form.what else "access"], "shared": form.space == "shared",
                     "mark": index << INDEX_AT | (UNDER_WAY if form.what else 0), "stores": form.stores,
-                    "width": form.width, "offset": self.translation.offset(form), "latest": frames.ENTRIES,
-                    "number": number + 1, "elements": len(lanes_), "size": size,
-                    "paired": bool(form.what) and form.stores,
-                    **dict(zip(REGISTERS, lanes_, strict=False)),
+                    "width": form.width, "latest": frames.ENTRIES,
+                    "number": number + 1, "paired": bool(form.what) and form.stores,
                 }  # fmt: skip
             for name, value in fields.items():
                 accesses.set(name, value, number)

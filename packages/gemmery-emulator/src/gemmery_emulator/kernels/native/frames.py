@@ -16,15 +16,14 @@ LANES = 16  # threads whose values are in one vector
 ENTRY, ENTRIES, SLOTS = 40, 8192, 1 << 14
 NOT_ACTIVE = -1  # in `found`, for a warp without an active lane
 PAIR_AT = 32  # the bit of what was accessed from which on is 1 + the entry of the other end of a copy
-FORM = 4  # the word of an entry that says whether the addresses of each vector of lanes are equal, or without gaps
+IN_ROWS = 4  # the word that says whether the addresses of each vector of lanes are equal, or without gaps
 BOUNDS = (5, 6, 7)  # the words with the least and the greatest of the addresses, and all their bits
 RELATIVE = 8  # the word of an entry with its first address
 
-EXTENDED = ("first_base", "second_base", "third_base", "fourth_base")  # addresses from registers of 32 bits
 # A launch: sizes, where threads are, buffers by thread, tables of blocks and registers, memory, races, counts.
 CONTEXT = [
     "threads", "block_threads", "warps", "stop", "at", "uniform", "steps", "budget", "elapsed", "ended", "places",
-    "mask", "full", "ran", "registers", "addresses", "own_addresses", *EXTENDED, "sources", "reads", "lanes",
+    "mask", "full", "ran", "registers", "addresses", "sources", "reads", "lanes",
     "every_lane", "before", "where",
     "stamps", "who", "goes", "blocks", "access", "parameters", "memory", "shared", "bases", "shared_limit", "arrays",
     "array_count", "alike", "clocked", "known", "clock", "each_warp", "ticks", "clock_limit", "many", "seen_by_all",
@@ -36,8 +35,8 @@ CONTEXT = [
 ]  # fmt: skip
 # An instruction that accesses memory.
 ACCESS = [
-    "call", "mark", "shared", "stores", "width", "follows", "access", "seen", "latest", "offset", "number", "refused",
-    "elements", "size", "first", "second", "third", "fourth", "kept", "paired", "pending",
+    "call", "mark", "shared", "stores", "width", "follows", "access", "seen", "latest", "number", "refused",
+    "kept", "paired", "pending",
 ]  # fmt: skip
 # A copy that has begun: the record of its end in shared memory, and its group; and the bytes of the widest.
 COPY, WIDEST = ["desc", "group"], 16

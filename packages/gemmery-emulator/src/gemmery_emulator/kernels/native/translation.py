@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import count, repeat
+from typing import Any
 
 from gemmery.cpu.target import Target
 from gemmery_emulator import access, specials
 from gemmery_emulator.convergence import FULL
 from gemmery_emulator.findings.orders import orders
-from gemmery_emulator.instructions import find, makers
-from gemmery_emulator.kernels.native.block_operations import TYPES, Emit, emitter, exchange
+from gemmery_emulator.instructions import find, makers, written
+from gemmery_emulator.kernels.native.block_operations import FASTER, Exchange, exchange, has_code
 from gemmery_emulator.lower import Block, LoweredKernel
-from gemmery_emulator.op import NUMPY, STORED, Op
+from gemmery_emulator.op import Mask, Op
 from gemmery_emulator.ptx import (
     Address,
     Immediate,
@@ -28,7 +29,7 @@ from gemmery_emulator.ptx import (
     Vector,
     names_of,
 )
-from gemmery_emulator.steps import only_constant
+from gemmery_emulator.steps import Handler, Lowering, Read, Write, only_constant
 
 NEVER = 1 << 62
 _ORDERED = frozenset(("volatile", "relaxed", "acquire", "release", "mmio"))
@@ -36,11 +37,9 @@ _ORDERED = frozenset(("volatile", "relaxed", "acquire", "release", "mmio"))
 
 @dataclass(frozen=True)
 class Compute:
-    """An instruction that only computes."""
+    """An instruction that only computes: its step writes code, if the registers are those of `block_functions`."""
 
-    emit: Emit
-    sources: tuple[tuple[Operand, str], ...]  # with the PTX type that each is read as
-    targets: tuple[tuple[Operand, str], ...]
+    step: Callable[[Any, Mask], None]
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,9 @@ class Move:
     kind: str  # of each element, a PTX type
     width: int
     place: Address
-    elements: tuple[Operand, ...]
+    address: Read
+    reads: tuple[Read, ...] = ()  # of the elements of a store
+    writes: tuple[Write, ...] = ()  # of those of a load
     what: str = ""  # the kind of its events; "" for that of loads and stores
 
 
@@ -61,7 +62,8 @@ class AsyncCopy:
     """A copy from global to shared memory, of the first `size` bytes; a true predicate in its place reads nothing."""
 
     ends: tuple[Move, Move]
-    size: tuple[Operand, str] | None
+    size: Read | None
+    skips: bool  # whether `size` is a predicate
 
 
 @dataclass(frozen=True)
@@ -76,10 +78,11 @@ class CopyGroup:
 class WarpExchange:
     """An instruction of whole warps; `emit` takes what each lane holds of the first operand, and the others."""
 
-    emit: Emit
-    passed: tuple[Operand, str]
-    sources: tuple[tuple[Operand, str], ...]
-    targets: tuple[tuple[Operand, str], ...]
+    emit: Exchange
+    passed: Read
+    kind: str  # of what is passed, a PTX type
+    sources: tuple[Read, ...]
+    targets: tuple[Write, ...]
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ class BlockParameter:
 
     offset: int
     kind: str
-    elements: tuple[Operand, ...]
+    writes: tuple[Write, ...]
 
 
 InstructionForm = Compute | Move | AsyncCopy | CopyGroup | WarpExchange | BlockParameter
@@ -100,6 +103,9 @@ class Translation:
     def __init__(self, program: LoweredKernel, target: Target) -> None:
         self.program, self.target = program, target
         self._publishes = orders(program.kernel).publishes
+        self._lowering = Lowering(program.kernel, FASTER)
+        self._lowering.slots, self._lowering.provided = program.slots, program.provided
+        self.stored = [value.dtype.str[1:] if value.dtype.kind != "b" else "?" for value in program.zeros]
         self.forms: list[InstructionForm | None] = [
             self._form(instruction) for instruction in program.kernel.instructions
         ]
@@ -111,13 +117,11 @@ class Translation:
                 self.number[index] = len(self.records)
                 self.records += [(index, each) for each in (form.ends if isinstance(form, AsyncCopy) else (form,))]
         self.slots = [self._slots_of(instruction) for instruction in program.kernel.instructions]
-        self.stored = [value.dtype.str[1:] if value.dtype.kind != "b" else "?" for value in program.zeros]
 
     # ---- forms ----
 
     def _form(self, instruction: Instruction) -> InstructionForm | None:
-        opcode, operands = instruction.opcode, instruction.operands
-        op = find(opcode)
+        opcode, operands, entry = instruction.opcode, instruction.operands, find(instruction.opcode)
         if instruction.guard is not None:
             return None
         if any(isinstance(each, Special) and each.name in specials.CLOCKS for each in operands):
@@ -126,52 +130,20 @@ class Translation:
             return self._move(instruction)
         if opcode.name.startswith("cp.async"):
             return self._copy(instruction) if opcode.name == "cp.async" else _group(instruction)
-        if opcode.name in ("mov", "cvta"):
-            plain = opcode.name == "mov" or opcode.modifiers[-1:] == ("global",)
-            plain = plain and len(operands) == 2 and not any(isinstance(each, Vector) for each in operands)
-            return self._compute(lambda f, a: a, operands, (opcode.types[-1:] * 2)) if plain else None
-        if isinstance(op, Op) and op.lanes == "mask":
-            return self._exchange(instruction, op)
-        return self._computed(instruction, op) if isinstance(op, Op) and op.scope == "lane" and not op.carry else None
-
-    def _computed(self, instruction: Instruction, op: Op) -> Compute | None:
-        (first, *sources), kinds = instruction.operands, op.results
-        results = first.elements if isinstance(first, Vector) else (first,)
-        both = len(results) == 2 and op.complement is not None
-        kinds = (*kinds, "pred") if both else kinds
-        if len(sources) != len(op.operands) or len(results) > len(kinds):
+        if isinstance(entry, Op) and entry.lanes == "mask":
+            return self._exchange(instruction, entry)
+        if entry.effect or not isinstance(entry, Op | Handler) or (isinstance(entry, Op) and entry.carry):
             return None
-        constants = tuple(isinstance(each, Immediate) for each in sources)
-        code = emitter(op, self.target, constants, both)
-        if code is None:
-            return None
-        return self._compute(code, (*results, *sources), (*kinds[: len(results)], *op.operands), len(results))
+        if isinstance(entry, Op):
+            step = self._lowering.computed(instruction, entry)
+        else:
+            step = entry.step(self._lowering, instruction, 0)
+        return Compute(step) if self._coded(instruction, step) else None
 
-    def _compute(
-        self, code: Emit, operands: Sequence[Operand], kinds: Sequence[str], results: int = 1
-    ) -> Compute | None:
-        """Return the code of an instruction with these operands, the results first, unless one of them has none."""
-        pairs = tuple(zip(operands, kinds, strict=True))
-        targets, sources = pairs[:results], pairs[results:]
-        fine = all(self._readable(*source) for source in sources) and all(map(_writable, targets))
-        return Compute(code, sources, targets) if fine else None
-
-    def _readable(self, operand: Operand, kind: str) -> bool:
-        dtype = NUMPY[kind]
-        if dtype not in TYPES:
-            return False
-        match operand:
-            case Immediate(type=type_):
-                return type_ in ("", "f32", "f64", "pred")
-            case Register(name, type=declared):
-                return name != "_" and (STORED[declared] == "?") == (dtype == "?")
-            case Not(register):
-                return STORED[register.type] == "?" and dtype == "?"
-            case Special(name):
-                return specials.is_modeled(name) and not name.startswith("%is_") and dtype != "?"
-            case Symbol():
-                return dtype in ("u4", "u8")
-        return False
+    def _coded(self, instruction: Instruction, step: Callable[..., object]) -> bool:
+        """Whether a step writes code, as all do whose operands are of the same kinds."""
+        kinds = instruction.opcode.spelling, *map(_kind_of, instruction.operands)
+        return has_code(self.target, kinds, step, self.stored)
 
     def _exchange(self, instruction: Instruction, op: Op) -> WarpExchange | None:
         """A shuffle, vote or reduction of all lanes, by which no lane may publish what others have written."""
@@ -179,13 +151,11 @@ class Translation:
         members = self._constant(sources[-1]) if sources else 0
         if code is None or self._publishes or members & FULL != FULL:
             return None
-        results = first.elements if isinstance(first, Vector) else (first,)
-        reads = tuple(zip(sources[:-1], op.operands[1:], strict=False))
-        targets = tuple(zip(results, op.results, strict=False))
-        fine = all(self._readable(*each) for each in ((passed, op.operands[0]), *reads)) and all(
-            map(_writable, targets)
-        )
-        return WarpExchange(code, (passed, op.operands[0]), reads, targets) if fine else None
+        pairs = zip((passed, *sources[:-1]), op.operands, strict=False)
+        passes, *reads = (self._lowering.read(*pair, instruction) for pair in pairs)
+        results = zip(self._lowering.flat((first,)), op.results, strict=False)
+        writes = tuple(self._lowering.write(*pair, instruction) for pair in results)
+        return WarpExchange(code, passes, op.operands[0], tuple(reads), writes)
 
     def _constant(self, operand: Operand) -> int:
         """Return a constant, also one in a register that nothing else writes; 0 for no constant."""
@@ -198,16 +168,17 @@ class Translation:
         words, (target, source, width, *rest) = access.read_copy(instruction.opcode), instruction.operands
         if words is None or not isinstance(width, Immediate):
             return None
-        size, ends = rest[: len(rest) - ("policy" in words)], []
+        ends = []
         for place, space in ((source, "global"), (target, "shared")):
             if not isinstance(place, Address) or not self._addressed(place):
                 return None
-            ends.append(Move(space == "shared", space, "b32", width.bits, place, (), "cp.async"))
-        if not size:
-            return AsyncCopy((ends[0], ends[1]), None)
+            address = self._lowering.address(place, instruction)
+            ends.append(Move(space == "shared", space, "b32", width.bits, place, address, what="cp.async"))
+        if not (size := rest[: len(rest) - ("policy" in words)]):
+            return AsyncCopy((ends[0], ends[1]), None, skips=False)
         skips = isinstance(size[0], Not) or (isinstance(size[0], Register) and size[0].type == "pred")
-        kind = "pred" if skips else "u32"
-        return AsyncCopy((ends[0], ends[1]), (size[0], kind)) if self._readable(size[0], kind) else None
+        read = self._lowering.read(size[0], "pred" if skips else "u32", instruction)
+        return AsyncCopy((ends[0], ends[1]), read, skips)
 
     def _addressed(self, place: Address) -> bool:
         """Whether an address is in a register, or that of a variable."""
@@ -220,24 +191,22 @@ class Translation:
         if spelled is None or len(instruction.operands) != 2 or not _ORDERED.isdisjoint(instruction.opcode.modifiers):
             return None
         data, place = instruction.operands if loads else instruction.operands[::-1]
-        elements = data.elements if isinstance(data, Vector) else (data,)
-        if not isinstance(place, Address) or place.coordinates or len(elements) != spelled.count:
+        if not isinstance(place, Address) or place.coordinates:
             return None
-        kind = spelled.kind
-        if loads and not all(_writable((each, kind)) for each in elements):
-            return None
-        if not loads and not all(self._readable(each, kind) for each in elements):
-            return None
-        if NUMPY[kind] not in TYPES or kind == "pred":
+        elements, kind = self._lowering.flat((data,)), spelled.kind
+        reads = tuple(self._lowering.read(each, kind, instruction) for each in elements if not loads)
+        writes = tuple(self._lowering.write(each, kind, instruction) for each in elements if loads)
+        if not self._coded(instruction, lambda machine, mask: [read(machine.registers) for read in reads] and None):
             return None
         if spelled.space == "param":
             base = self._pointed(place.base)
-            return None if base is None else BlockParameter(base + place.offset, kind, elements)
+            return None if base is None else BlockParameter(base + place.offset, kind, writes)
         if spelled.space not in ("global", "shared") or instruction.opcode.space not in ("global", "shared"):
             return None
         if not self._addressed(place):
             return None
-        return Move(not loads, spelled.space, kind, spelled.width, place, elements)
+        address = self._lowering.address(place, instruction)
+        return Move(not loads, spelled.space, kind, spelled.width, place, address, reads, writes)
 
     def _pointed(self, base: Operand) -> int | None:
         """Return the offset among the parameters that an address stands for, also one in a register."""
@@ -260,13 +229,6 @@ class Translation:
     def parameters(self) -> dict[str, int]:
         """The offset of each parameter."""
         return {parameter.name: parameter.offset for parameter in self.program.kernel.parameters}
-
-    def registers_of(self, move: Move) -> list[int]:
-        """Return the registers that an access moves as they are kept; none if a value has to be converted."""
-        slots = [self.program.slots.get(each.name) for each in move.elements if isinstance(each, Register)]
-        size = int(NUMPY[move.kind][1])
-        places = [slot for slot in slots if slot is not None and self.stored[slot][1:] == str(size)]
-        return places if len(places) == len(move.elements) <= 4 and size >= 4 else []
 
     # ---- registers ----
 
@@ -311,45 +273,28 @@ class Translation:
 
     def _read(self, index: int) -> set[int]:
         """Return the slots that an instruction reads, perhaps with some that it writes."""
-        operands: Sequence[Operand] = ()
-        match self.forms[index]:
-            case Compute(sources=sources):
-                operands = [source for source, _ in sources]
-            case Move(stores=False, place=place):
-                operands = (place,)
-            case form if not isinstance(form, BlockParameter):
-                return set(self.slots[index])
+        form, operands = self.forms[index], self.program.kernel.instructions[index].operands[1:]
+        if not isinstance(form, Compute) and not (isinstance(form, Move | BlockParameter) and form.writes):
+            return set(self.slots[index])
         return {self.program.slots[name] for name in names_of(operands) if name in self.program.slots}
 
     @cached_property
     def uniform(self) -> dict[int, int]:
         """The registers whose values come from parameters alone, and the instruction that gives each."""
-        slots, known, writers = self.program.slots, dict[int, int](), makers(self.program.kernel)
+        known, writers = dict[int, int](), makers(self.program.kernel)
         for index, form in enumerate(self.forms):
-            names = [name for name in names_of(_targets(form)) if name != "_"]
-            alone = all(len(writers.get(name, ())) == 1 for name in names)
-            sources = form.sources if isinstance(form, Compute) else ()
-            plain = all(isinstance(each, Immediate) or _slot(slots, each) in known for each, _ in sources)
-            if names and alone and plain and (isinstance(form, BlockParameter) or sources):
-                known.update((slots[name], index) for name in names)
+            instruction = self.program.kernel.instructions[index]
+            plain = all(isinstance(each, Immediate | Register) for each in instruction.operands[1:])
+            plain = plain and isinstance(form, Compute) and self._read(index) <= known.keys()
+            alone = all(len(writers[each.name]) == 1 for each in written(instruction) if each.name != "_")
+            if alone and (plain or isinstance(form, BlockParameter)):
+                known.update((slot, index) for slot in self.written(index))
         return known
-
-    def address_slot(self, form: InstructionForm | None, size: str = "8") -> int | None:
-        """Return the register of so many bytes that has the addresses of an access, but for `offset`, if one does."""
-        base = form.place.base if isinstance(form, Move) and not form.what else None
-        if not isinstance(base, Register) or base in _targets(form):  # its own elements would change the addresses
-            return None
-        return self.program.slots[base.name] if STORED[base.type][1] == size else None
-
-    def offset(self, form: Move) -> int:
-        """Return what an access adds to the addresses that it takes."""
-        slots = [self.address_slot(form, size) for size in "48"]
-        return 0 if slots == [None, None] else form.place.offset
 
     def written(self, index: int) -> list[int]:
         """Return the slots that an instruction writes, all of one without code."""
-        form, known = self.forms[index], self.program.slots
-        return [known[name] for name in names_of(_targets(form)) if name in known] if form else self.slots[index]
+        targets, known = written(self.program.kernel.instructions[index]), self.program.slots
+        return [known[each.name] for each in targets if each.name in known] if self.forms[index] else self.slots[index]
 
     def share(self, block: Block) -> float:
         """Return the part of a block's instructions that have code."""
@@ -364,18 +309,11 @@ def _group(instruction: Instruction) -> CopyGroup | None:
     return CopyGroup(True, NEVER if what == "commit_group" else 0) if what in ("commit_group", "wait_all") else None
 
 
-def _targets(form: InstructionForm | None) -> tuple[Operand, ...]:
-    if isinstance(form, BlockParameter) or (isinstance(form, Move) and not form.stores):
-        return form.elements
-    return tuple(target for target, _ in form.targets) if isinstance(form, Compute | WarpExchange) else ()
-
-
-def _slot(slots: dict[str, int], operand: Operand) -> int | None:
-    return slots.get(operand.name) if isinstance(operand, Register) else None
-
-
-def _writable(target: tuple[Operand, str]) -> bool:
-    operand, kind = target
-    if not isinstance(operand, Register) or NUMPY[kind] not in TYPES:
-        return False
-    return operand.name == "_" or (STORED[operand.type] == "?") == (NUMPY[kind] == "?")
+def _kind_of(operand: Operand) -> object:
+    """What decides whether an operand has code, which its value and its name do not."""
+    match operand:
+        case Immediate(type=kind) | Register(type=kind):
+            return type(operand), kind
+        case Vector(elements=elements):
+            return tuple(map(_kind_of, elements))
+    return operand if isinstance(operand, Special) else type(operand)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from gemmery.banks import WARP
 from gemmery_emulator.pace.warp_timeline import COPY, MULTIPLIES, RUNS, WarpTimeline
@@ -288,9 +289,7 @@ def _pieces(timeline: WarpTimeline, warp: int) -> Iterator[tuple[int, int, str]]
             share = min(last, piece + 1) - max(first, piece)
             most[piece][span.what] = most[piece].get(span.what, 0.0) + share
     whats = [max(piece, key=lambda what: piece[what]) if sum(piece.values()) > 0.5 else "" for piece in most]
-    first = 0
-    for at in range(1, SHARE + 1):
-        if at == SHARE or whats[at] != whats[first]:
-            if whats[first]:
-                yield first, at, whats[first]
-            first = at
+    for what, run in groupby(range(SHARE), whats.__getitem__):
+        if what:
+            first, *rest = run
+            yield first, first + 1 + len(rest), what

@@ -206,14 +206,10 @@ def _used(access: WarpAccess) -> Mapping[int, tuple[int, ...]]:
 
 def _pieces(line: int, used: Mapping[int, tuple[int, ...]], top: float) -> list[str]:
     """The used bytes of one line, in pieces that the same lanes use."""
-    parts, first = [], line * LINE
-    end = first + LINE
-    while first < end:
-        by, after = used.get(first, ()), first + 1
-        while after < end and used.get(after, ()) == by:
-            after += 1
+    parts = []
+    for by, run in groupby(range(line * LINE, (line + 1) * LINE), lambda byte: used.get(byte, ())):
         if by:
-            x, width = LEFT + first % LINE * BYTE, (after - first) * BYTE
-            parts.append(filled(x + 1, top, width - 2, ROW, "accent", who(by), f"{spoken(by)}: {after - first} bytes"))
-        first = after
+            bytes_ = [*run]
+            x, width = LEFT + bytes_[0] % LINE * BYTE, len(bytes_) * BYTE
+            parts.append(filled(x + 1, top, width - 2, ROW, "accent", who(by), f"{spoken(by)}: {len(bytes_)} bytes"))
     return parts

@@ -356,6 +356,11 @@ _TILES = (
 _NAMES = residuals(Path(__file__).with_name("residuals.json")).tiles
 _FITTED = dict.fromkeys(Instance(bm, bn, stages, cm, cn, "fitted") for bm, bn, stages, cm, cn, _ in _NAMES)
 INSTANCES = (*_TILES, *(each for each in _FITTED if each[:5] not in {tile[:5] for tile in _TILES}))
+# Of products of 32 bits whose B, by rows, is multiplied from registers; speeds at n = 4096 (dense-nvidia-h200.jsonl).
+TURNED = (
+    *(Instance(256, 128, 4, 1, 1), Instance(128, 128, 6, 1, 1, speed=88)),
+    *(Instance(128, 64, 8, 1, 1, speed=57), Instance(64, 64, 8, 1, 1, speed=33)),
+)
 HALVES = Instance(128, 128, 6, 1, 1)  # which two blocks share where the library would not split k
 # One warpgroup adds parts while nobody multiplies, 64 columns read A twice as often.
 SCALED = (

@@ -235,6 +235,7 @@ SIMT_SHARED = {
         Tiling( 32,  32, 16, 32,  16,  4,  4,     3,    14,  102),
         Tiling( 16, 128, 16, 16,  64,  4,  8,     4,    10,  115),
         Tiling( 16,  64, 16, 16,  32,  4,  4,     4,    14,  128),
+        Tiling(128, 256, 16, 32, 128, 16,  8,     3,     1,  118),  # not fitted: 2048 squared takes 350 us
     ),
     "pieces": (
         Tiling(128, 128, 16, 64,  32,  8,  8,     3,     1,   94),
@@ -254,6 +255,7 @@ SIMT_SHARED = {
         Tiling( 16,  64, 16, 16,  32,  4,  4,     4,    14,   44),
     ),
 }
+SIMT_PACKED = SIMT_SHARED["rows"][1], SIMT_SHARED["rows"][-1]  # of a B whose k is adjacent, copied to rows of n before
 # Where k has no such pieces: tiles are transposed on their way through registers, 4 elements to a load at most.
 SIMT_BY_ELEMENTS = (
     Tiling(128, 128, 16, 64,  32,  8,  8,     2,     0,  100),
@@ -394,11 +396,14 @@ class SimtCosts(NamedTuple):
     wait: float = 493  # of a step for the next one, whatever there is to do
     copy: float = 3.76  # of a warp's copy to shared memory
     start: float = 2265  # of a launch among others
+    pack: float = 5000  # of a launch that copies B to rows of n; not fitted, as the next one
+    copied: float = 1700  # bytes in a cycle that it reads and writes
     launch: float = 4000  # that adds them up where there are no clusters; not timed
 
 
 SIMT_COSTS, SIMT_STEP, SIMT_SPLITS = SimtCosts(), 16, (1, 2, 3, 4, 5, 6, 7, 8)
-FEW_TILES = 128 * 128  # elements of C for each multiprocessor up to which these are chosen
+# Elements of C for each multiprocessor up to which these are chosen, and those of MANY_AREA elements or more.
+FEW_TILES, MANY_TILES, MANY_AREA = 128 * 128, 4 * 128 * 128, 64 * 128
 # The k from which they are. Below, they gain 1 to 2 us, which a stream of calls hides, and the first call of a shape on
 # Hopper takes 0.74 ms, not 0.06 (benchmarks/tuning/float32-tiles-nvidia-h200.jsonl, run 5).
 SHARED_DEPTH = 128

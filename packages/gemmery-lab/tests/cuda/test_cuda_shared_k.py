@@ -8,6 +8,7 @@ import pytest
 from checked_products import ROWS, matrices, run
 from gemmery import dispatch
 from gemmery.api import prepared
+from gemmery.cuda.choose.data import SIMT_PACKED
 from gemmery.errors import RefusedError
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
@@ -32,6 +33,19 @@ COLUMNS = ("row", "col", "row")
 def test_shared_products_are_right_and_write_nothing_else(shape, tile, splits, layouts, device):
     """Sides that no tile divides, parts of uneven length and empty ones, in guarded memory."""
     assert run(PIPELINED, *matrices(shape, "f32", layouts=layouts), config={**tile, "splits": splits}, device=device)
+
+
+@pytest.mark.many(2)
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("packed", SIMT_PACKED)
+def test_columns_of_b_are_copied_to_rows_before(packed, splits):
+    """Also where a cluster shares k. The copied rows of n have a gap behind them, and C no whole tiles."""
+    config = {**packed._asdict(), "splits": splits}
+    del config["speed"]
+    runs = run(PIPELINED, *matrices((136, 268, 100), "f32", layouts=COLUMNS), config=config)
+    product = "simt_pipelined_cluster" if splits > 1 else "simt_pipelined"
+    assert [each.kernel.partition("<")[0] for each in runs] == ["wgmma_pack", product]
+    assert runs[-1].kernel.endswith(", true>")
 
 
 def test_an_older_device_shares_k_through_registers():

@@ -38,7 +38,7 @@ HOPPER = (
     *of(
         "wgmma_tma",
         ("descriptor.cuh", "8192 >> 4", "4096 >> 4", "the next 64 columns at the wrong distance"),
-        ("tma.cuh", "side + 64 * box", "side + 32 * box", "boxes of columns that overlap"),
+        ("tma.cuh", "side + EACH * box", "side + EACH / 2 * box", "boxes of columns that overlap"),
         config={"bm": 128, "bn": 128, "stages": 2},
         shape=(104, 136, 72),
         name="f16",

@@ -321,3 +321,26 @@ def test_states_of_pytorch_are_left_to_the_slow_path(torch):
     known(torch, {})
     torch._C._is_tracing = lambda: True
     assert path(torch)(OnDevice(1024), OnDevice(2048), None, {}) is None
+
+
+def test_a_precision_alone_takes_the_way_of_a_plain_product(torch, monkeypatch):
+    """It chooses launches, which then need nothing more; with another option, or the other name, it has its own key."""
+    torch.float32, asked = "float32", []
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(array_libraries, "PATHS", {})
+    monkeypatch.setattr(array_libraries, "_libraries", {})
+    run, options = Launches(), {"precision": "f32_tensor"}
+    x, y, z = (View(at, (3, 3), (12, 4), "f32", "cuda:0", owner=OnDevice(at)) for at in (1024, 2048, 4096))
+    served = SimpleNamespace(countdown=0, run=run, form=SimpleNamespace(runs=1))
+    array_libraries.remember("matmul", CheckedCall(x, y, z, Options(**options)), False, options, served)
+    (known_call,) = table.calls.values()
+    assert known_call.options is None
+    monkeypatch.setattr("gemmery.api.products.multiply", lambda *_, **given: asked.append(given))
+    a, b, c = OnDevice(1024), OnDevice(2048), z.owner
+    matmul = sys.modules["gemmery.api.products"].matmul
+    assert matmul(a, b, c, **options) is c
+    assert run.calls == [(1024, 2048, 4096, 7, 0, 0, None)]
+    for other in ({"precision": "tf32"}, {**options, "batch_invariant": True}, {}):
+        matmul(a, b, c, **other)
+    assert asked == [{"precision": "tf32"}, {**options, "batch_invariant": True}, {}]
+    assert len(run.calls) == 1

@@ -76,7 +76,7 @@ def remember(name: str, call: CheckedCall, is_new: bool, keywords: Keywords, ser
     if options.alpha == 0 or served.form.runs != 1 or any(z.stream != a.stream for z in (b, *others, c)):
         return
     extras = None
-    if any(call.parts) or keywords or old is not None:
+    if any(call.parts) or old is not None or keywords.keys() - {"precision"}:  # that one chooses launches alone
         size = dtypes.get(c.dtype).size
         in_place = old is not None and (old.dtype, old.strides) == (c.dtype, c.strides)
         whole = math.prod(c.shape) * size if in_place and c.strides == arrays.contiguous(c.shape, size) else 0
@@ -222,6 +222,9 @@ class Torch:
             return "", ()
         if options is None:
             return (name, "c"), (c,)
+        precision = options.get("precision")
+        if type(precision) is str and len(options) == 1 and c is None and parts == NO_PARTS:
+            return (name, precision), ()
         words: list[Any] = [name, bool(parts[0]), bool(parts[1]), c is not None]
         types = self.types
         for option, z in options.items():

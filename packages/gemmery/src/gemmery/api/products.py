@@ -187,10 +187,11 @@ if TYPE_CHECKING:  # mypy attaches a block to the function after it only if it c
 @opaque.opaque
 @functools.wraps(_matmul)
 def matmul(a: Any, b: Any, /, out: Any = None, **options: Any) -> Any:  # noqa: D103 # it has that of _matmul
-    if not options:
+    # A precision takes the same short way: at n = 512 that is 0.3 to 0.8 us more than none, and by `_matmul` 6.
+    if not options or (len(options) == 1 and type(options.get("precision")) is str):
         path = array_libraries.PATHS.get(type(a))
         if path is not None:
-            done = path(a, b, out, "matmul", None)
+            done = path(a, b, out, "matmul", None, options or None)
             if done is not None:
                 return done
     return multiply(a, b, out, **options)

@@ -7,11 +7,15 @@ from functools import partial
 
 from gemmery import dtypes
 from gemmery.cuda.choose import complete, may_share
-from gemmery.cuda.choose.cost import quickest, quickest_shared
+from gemmery.cuda.choose.cost import quickest, quickest_shared, shared_cycles
 from gemmery.cuda.choose.data import (
+    FEW_TILES,
+    MANY_AREA,
     PACKED_ROWS,
     SIMT_ALONG_K,
     SIMT_BY_ELEMENTS,
+    SIMT_COSTS,
+    SIMT_PACKED,
     SIMT_PIPELINED,
     SIMT_SEMIRINGS,
     SIMT_SHARED,
@@ -26,6 +30,7 @@ from gemmery.ladder.gpu import ALIGNED, EVERY, LINE, OTHERS, WHOLE, beside, gpu_
 from gemmery.ladder.tensor import FINISHES, with_finish
 from gemmery.problem import Config, Problem
 
+Choice = tuple[Tiling, int]  # and the parts of k
 _KEYS = ("bm", "bn", "bk", "tm", "tn")
 _MOST_REGISTERS = 255  # per thread
 _PAD = 4  # padding elements after each step of k in the tile of an operand contiguous in k
@@ -53,8 +58,8 @@ _BLOCKS, _BLOCK = 4, 32  # of the launch that packs, on a multiprocessor; sides 
 
 def _packs(problem: Problem, config: Config) -> bool:
     """Return True if B is copied to rows of n first: k is adjacent in it, and tiles are so large that it pays."""
-    large = (config["bm"], config["bn"], config["splits"]) == (128, 256, 1) and config["stages"] > 2
-    return large and _pieces_along_k(problem) and target(problem).capability >= 90
+    large = any((config["bm"], config["bn"], config["tn"]) == (each.bm, each.bn, each.tn) for each in SIMT_PACKED)
+    return large and config["stages"] > 2 and _pieces_along_k(problem) and target(problem).capability >= 90
 
 
 def _pipelined(name: str, problem: Problem, config: Config) -> Geometry:
@@ -126,9 +131,24 @@ def _resolve(problem: Problem, config: Config) -> Config:
     if few:
         choices = (config["splits"],) if config["splits"] else SIMT_SPLITS
         tile, splits = quickest_shared(few, choices, problem, device)
+        if _pieces_along_k(problem) and device.capability >= 90:
+            tile, splits = _packed_or(tile, splits, choices, problem, device)
     if device.capability < 80 or _widens(problem):
         tile = tile._replace(stages=2)
     return complete(config, {**tile._asdict(), "splits": splits})
+
+
+def _packed_or(tile: Tiling, splits: int, choices: tuple[int, ...], problem: Problem, device: Device) -> Choice:
+    """Return a tile and the parts of k for a B that is copied to rows of n first, or the given ones if that is slower.
+
+    The copy reads and writes every element.
+    """
+    a, _, c = problem.alignments
+    by_rows = problem._replace(b_layout="row", alignments=(a, ALIGNED, c))
+    other = quickest_shared(SIMT_PACKED, choices, by_rows, device)
+    copy = SIMT_COSTS.pack + 8 * problem.batch * problem.k * problem.n / SIMT_COSTS.copied
+    copied = shared_cycles(by_rows, *other, device) + copy
+    return other if copied < shared_cycles(problem, tile, splits, device) else (tile, splits)
 
 
 def shared_tiles(problem: Problem, device: Device) -> tuple[Tiling, ...]:
@@ -136,9 +156,11 @@ def shared_tiles(problem: Problem, device: Device) -> tuple[Tiling, ...]:
     plain = (problem.dtype, problem.out, problem.b_dtype, problem.semiring) == ("f32", "f32", "", "")
     if not plain or not may_share(problem.m, problem.n, problem.k, problem.batch, device):
         return ()
-    if problem.b_layout != "col":
-        return SIMT_SHARED["rows"]
-    return SIMT_SHARED["pieces" if _pieces_along_k(problem) else "elements"]
+    kind = "rows" if problem.b_layout != "col" else "pieces" if _pieces_along_k(problem) else "elements"
+    if problem.m * problem.n * problem.batch <= FEW_TILES * device.sms:
+        return SIMT_SHARED[kind]
+    # Of many tiles, small ones were not timed, and the model takes them for faster than they are.
+    return tuple(tile for tile in SIMT_SHARED[kind] if kind != "elements" and tile.bm * tile.bn >= MANY_AREA)
 
 
 def _along_k(problem: Problem, config: Config) -> bool:

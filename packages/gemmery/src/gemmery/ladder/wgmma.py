@@ -9,8 +9,8 @@ from typing import Any
 from gemmery import dtypes
 from gemmery.cuda import choose, traced_function
 from gemmery.cuda.choose import complete, legal
-from gemmery.cuda.choose.cost import ROW, at_a_time, exchanged, is_swapped
-from gemmery.cuda.choose.data import Instance
+from gemmery.cuda.choose.cost import ROW, at_a_time, exchanged, is_swapped, quickest
+from gemmery.cuda.choose.data import TURNED, Instance
 from gemmery.cuda.constants import ASKED, FACTORS
 from gemmery.cuda.geometry import (
     BAND,
@@ -77,7 +77,7 @@ def operand_boxes(problem: Problem, tile: Instance) -> tuple[MapBox, MapBox]:
     """
     bk, (bm, bn, _, cm, cn, *_) = ROW // dtypes.get(problem.dtype).size, tile
     rows = min(bm, problem.m) if cn == 1 else bm // cn
-    a = (64, bk // cn) if problem.a_layout == "col" else (bk, rows)
+    a = (bk, bk // cn) if problem.a_layout == "col" else (bk, rows)
     columns = min(bn, problem.n) if cm == 1 or bn % (8 * cm) else bn // cm  # the latter in turns: see tma.cuh
     if traced_function.is_paired(problem):
         columns = bn // 2
@@ -151,6 +151,8 @@ def _epilogue(name: str, problem: Problem, config: Config) -> Geometry:
     """The library's kernel, after a launch that packs what tensor copies or wgmma cannot read where it lies."""
     tile = tile_of(config)
     check(legal.illegal(gpu.as_read(problem), tile))
+    if _turns(problem, tile):
+        return replace(_turned(problem.transposed(), exchanged(tile), config), tile=tile[:2], swapped=True)
     if is_swapped(tile.bm):
         in_place = partial(_in_place, name, exchanged(tile), False)
         return replace(gpu.library(in_place, problem.transposed(), config), tile=tile[:2], swapped=True)
@@ -168,7 +170,37 @@ def _resolve(problem: Problem, config: Config) -> Config:
     # Swapped tiles have 64, 128 or 256 columns and no cluster: left out where the config sets a part of the tile.
     whole = not any(config[key] for key in ("bm", "bn", "stages", "cm", "cn"))
     choices = choose.chosen(gpu.as_read(problem), device, split=False, swapped=whole)
+    turned = quickest(TURNED, problem.m, problem.n, problem.batch, device.sms)
+    if whole and _turns(problem, turned):
+        choices |= turned._asdict()
     return complete(complete(config, choices), {"blocks": device.sms})
+
+
+def _turns(problem: Problem, tile: Instance) -> bool:
+    """Return True if a plain product multiplies a B by rows of 32 bits from registers, and does not copy it first."""
+    plain = not (problem.epilogue or problem.scaled or problem.scales)
+    kind = problem.dtype, problem.out, problem.b_layout, problem.c_layout, gpu.packed(problem)
+    fits = tile.bn in (64, 128) and tile.bm % 32 == 0 and tile.cm * tile.cn == 1
+    return plain and fits and kind == ("f32", "f32", "row", "row", 2) and not describable(problem, "b")
+
+
+def _turned(problem: Problem, tile: Instance, config: Config) -> Geometry:
+    """The launch for C' = B' A', as its kernel takes it: warps load B', whose k is not adjacent."""
+    warpgroups, device = legal.Consumers(tile.bm // 64), target(problem)
+    tiling = legal.tiling(problem, tile, warpgroups)
+    boxes = operand_boxes(problem, tile)
+    return launch(
+        "wgmma_turned",
+        template("wgmma_turned", element(problem), C_NAMES[problem.out], tiling),
+        grid(problem, tile, config["blocks"]),
+        warpgroups.warpgroups + 1,
+        legal.ring_bytes(problem, tile) + 16 * tile.stages,
+        tile[:2],
+        tuple(box._replace(promotion=gpu.promotion(problem, i)) for i, box in enumerate(boxes)),
+        overlaps=True,
+        band=config["band"],
+        ahead=-choose.begins_at_once(problem, device),
+    )
 
 
 def _in_place(name: str, tile: Instance, apart: bool, problem: Problem, config: Config) -> Geometry:

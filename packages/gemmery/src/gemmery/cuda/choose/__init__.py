@@ -25,6 +25,7 @@ from gemmery.cuda.choose.data import (
     INSTANCES,
     MANY,
     MANY_FACTORED,
+    MANY_TILES,
     MOST_FACTORED,
     PAIRED,
     PAIRED_FEW,
@@ -119,7 +120,8 @@ def may_split(m: int, n: int, k: int, batch: int, device: Device) -> bool:
 
 def may_share(m: int, n: int, k: int, batch: int, device: Device) -> bool:
     """Return False for products of float32 whose k the blocks of a tile on CUDA cores never share."""
-    return k >= SHARED_DEPTH and min(m, n) > 1 and m * n * batch <= FEW_TILES * device.sms
+    most = MANY_TILES if device.capability >= 90 else FEW_TILES  # many were timed where clusters share k
+    return k >= SHARED_DEPTH and min(m, n) > 1 and m * n * batch <= most * device.sms
 
 
 def measured(problem: Problem, device: Device, split: bool = True, swapped: bool = True) -> tuple[Instance, int] | None:

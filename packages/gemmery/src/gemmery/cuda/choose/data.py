@@ -238,6 +238,7 @@ SIMT_SHARED = {
         Tiling( 32,  32, 16, 32,  16,  4,  4,     3,    14,  102),
         Tiling( 16, 128, 16, 16,  64,  4,  8,     4,    10,  115),
         Tiling( 16,  64, 16, 16,  32,  4,  4,     4,    14,  128),
+        Tiling(128, 256, 16, 32, 128, 16,  8,     3,     1,  118),  # not fitted: 2048 squared takes 350 us
     ),
     "pieces": (
         Tiling(128, 128, 16, 64,  32,  8,  8,     3,     1,   94),
@@ -257,6 +258,7 @@ SIMT_SHARED = {
         Tiling( 16,  64, 16, 16,  32,  4,  4,     4,    14,   44),
     ),
 }
+SIMT_PACKED = SIMT_SHARED["rows"][1], SIMT_SHARED["rows"][-1]  # of a B whose k is adjacent, copied to rows of n before
 # Where k has no such pieces: tiles are transposed on their way through registers, 4 elements to a load at most.
 SIMT_BY_ELEMENTS = (
     Tiling(128, 128, 16, 64,  32,  8,  8,     2,     0,  100),
@@ -359,6 +361,11 @@ _TILES = (
 _NAMES = residuals(Path(__file__).with_name("residuals.json")).tiles
 _FITTED = dict.fromkeys(Instance(bm, bn, stages, cm, cn, "fitted") for bm, bn, stages, cm, cn, _ in _NAMES)
 INSTANCES = (*_TILES, *(each for each in _FITTED if each[:5] not in {tile[:5] for tile in _TILES}))
+# Of products of 32 bits whose B, by rows, is multiplied from registers; speeds at n = 4096 (dense-nvidia-h200.jsonl).
+TURNED = (
+    *(Instance(256, 128, 4, 1, 1), Instance(128, 128, 6, 1, 1, speed=88)),
+    *(Instance(128, 64, 8, 1, 1, speed=57), Instance(64, 64, 8, 1, 1, speed=33)),
+)
 HALVES = Instance(128, 128, 6, 1, 1)  # which two blocks share where the library would not split k
 # One warpgroup adds parts while nobody multiplies, 64 columns read A twice as often.
 SCALED = (
@@ -392,11 +399,14 @@ class SimtCosts(NamedTuple):
     wait: float = 493  # of a step for the next one, whatever there is to do
     copy: float = 3.76  # of a warp's copy to shared memory
     start: float = 2265  # of a launch among others
+    pack: float = 5000  # of a launch that copies B to rows of n; not fitted, as the next one
+    copied: float = 1700  # bytes in a cycle that it reads and writes
     launch: float = 4000  # that adds them up where there are no clusters; not timed
 
 
 SIMT_COSTS, SIMT_STEP, SIMT_SPLITS = SimtCosts(), 16, (1, 2, 3, 4, 5, 6, 7, 8)
-FEW_TILES = 128 * 128  # elements of C for each multiprocessor up to which these are chosen
+# Elements of C for each multiprocessor up to which these are chosen, and those of MANY_AREA elements or more.
+FEW_TILES, MANY_TILES, MANY_AREA = 128 * 128, 4 * 128 * 128, 64 * 128
 # The k from which they are. Below, they gain 1 to 2 us, which a stream of calls hides, and the first call of a shape on
 # Hopper takes 0.74 ms, not 0.06 (benchmarks/tuning/float32-tiles-nvidia-h200.jsonl, run 5).
 SHARED_DEPTH = 128

@@ -8,8 +8,10 @@
 #include "shared_k.cuh"
 #include "simt_warptile.cu"
 
-// A product whose B a launch before has copied to rows of n, as wgmma_pack.cu lays them.
-template <class T, class Out> __device__ __forceinline__ Product<T, Out> with_packed_b(Product<T, Out> p) {
+// A product whose B a launch before has copied to rows of n, as wgmma_pack.cu lays them, if it is PACKED.
+template <bool PACKED, class T, class Out>
+__device__ __forceinline__ Product<T, Out> given_or_packed(Product<T, Out> p) {
+  if (!PACKED) return p;
   p.b = static_cast<const T*>(p.workspace);
   p.b_row = (p.n + 31LL) / 32 * 32;
   p.b_col = 1;
@@ -98,18 +100,17 @@ __device__ __forceinline__ void pipelined_product(const Product<T, Out>& p) {
 template <class T, class Out, int EPILOGUE, class Access, class Tiles, int WM, int WN, int STAGES, int BLOCKS,
           bool PACKED = false, int SPLITS = 1>
 __global__ void __launch_bounds__(Tiles::THREADS, BLOCKS) simt_pipelined(const Product<T, Out> given) {
-  const Product<T, Out> p = [&] {
-    if constexpr (PACKED) return with_packed_b(given); else return given;
-  }();
+  const Product<T, Out> p = given_or_packed<PACKED>(given);
   pipelined_product<EPILOGUE, Access, Tiles, WM, WN, STAGES, SPLITS>(p);
 }
 
 #if __CUDA_ARCH__ >= 900
 // The same by clusters of SPLITS blocks, which share k.
 template <class T, class Out, int EPILOGUE, class Access, class Tiles, int WM, int WN, int STAGES, int BLOCKS,
-          int SPLITS>
+          int SPLITS, bool PACKED = false>
 __global__ void __cluster_dims__(SPLITS, 1, 1) __launch_bounds__(Tiles::THREADS, BLOCKS)
-    simt_pipelined_cluster(const Product<T, Out> p) {
+    simt_pipelined_cluster(const Product<T, Out> given) {
+  const Product<T, Out> p = given_or_packed<PACKED>(given);
   pipelined_product<EPILOGUE, Access, Tiles, WM, WN, STAGES, SPLITS, true>(p);
 }
 #endif

@@ -23,26 +23,26 @@ template <class T, class Out> struct TmaProduct {
 static_assert(sizeof(TmaProduct<f16, f16>) == 640 && sizeof(Product<f16, f16>) == 152, "as packed");
 
 // SIDES rows of A or columns of B, by 128 bytes of k, lie in shared memory as BOXES of rows of 128 bytes: where k is
-// adjacent in memory, as one with a row for each side; else as one for 64 sides each, with a row for each of 64 k. Each
-// of the SHARERS blocks that need them copies a part of the rows of every box; where parts would not be multiples of 8
-// rows, the blocks take TURNS at copying whole ones.
-template <bool K_MAJOR, int SIDES, int SHARERS> struct Boxes {
+// adjacent in memory, as one with a row for each side; else as one for EACH sides, with a row for each of so many k.
+// Each of the SHARERS blocks that need them copies a part of the rows of every box; where parts would not be multiples
+// of 8 rows, the blocks take TURNS at copying whole ones.
+template <bool K_MAJOR, int SIDES, int SHARERS, int EACH = 64> struct Boxes {
   static constexpr bool TURNS = K_MAJOR && SIDES % (8 * SHARERS) != 0;
-  static constexpr int COUNT = K_MAJOR ? 1 : (SIDES + 63) / 64;
-  static constexpr int PART = (K_MAJOR ? SIDES : 64) / (TURNS ? 1 : SHARERS);
+  static constexpr int COUNT = K_MAJOR ? 1 : (SIDES + EACH - 1) / EACH;
+  static constexpr int PART = (K_MAJOR ? SIDES : EACH) / (TURNS ? 1 : SHARERS);
   static_assert(PART % 8 == 0, "the swizzle repeats after 8 rows");
 
   // Where the part `slice` of a box begins in the matrix.
-  static __device__ __forceinline__ int x(int k, int side, int box) { return K_MAJOR ? k : side + 64 * box; }
+  static __device__ __forceinline__ int x(int k, int side, int box) { return K_MAJOR ? k : side + EACH * box; }
   static __device__ __forceinline__ int y(int k, int side, int slice) { return (K_MAJOR ? side : k) + slice * PART; }
 };
 
 // Copies the part `slice` of them to shared memory, of all blocks of the mask where there are SHARERS; the boxes begin
 // at `to`, swizzled by 128 bytes. Beyond the edges there are zeros.
-template <bool K_MAJOR, int SIDES, int SHARERS>
+template <bool K_MAJOR, int SIDES, int SHARERS, int EACH = 64>
 __device__ __forceinline__ void bring(unsigned to, const TensorMap& map, int k, int side, int batch, unsigned barrier,
                                       int slice = 0, unsigned short mask = 0, int turn = 0) {
-  using B = Boxes<K_MAJOR, SIDES, SHARERS>;
+  using B = Boxes<K_MAJOR, SIDES, SHARERS, EACH>;
   if constexpr (B::TURNS) {
     if (turn % SHARERS != slice) return;
     slice = 0;
@@ -52,9 +52,9 @@ __device__ __forceinline__ void bring(unsigned to, const TensorMap& map, int k, 
   for (int box = 0; box < B::COUNT; ++box) {
     int x = B::x(k, side, box), y = B::y(k, side, slice);
     if constexpr (SHARERS == 1) {
-      ptx::cp_async_bulk_tensor_load(to + 8192 * box, &map, x, y, batch, barrier);
+      ptx::cp_async_bulk_tensor_load(to + 128 * EACH * box, &map, x, y, batch, barrier);
     } else {
-      ptx::cp_async_bulk_tensor_load_multicast(to + 8192 * box, &map, x, y, batch, barrier, mask);
+      ptx::cp_async_bulk_tensor_load_multicast(to + 128 * EACH * box, &map, x, y, batch, barrier, mask);
     }
   }
 }

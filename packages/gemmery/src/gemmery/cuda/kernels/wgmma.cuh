@@ -37,6 +37,7 @@ template <bool B_K_MAJOR> struct RegisterSigns { static constexpr const char sig
 template <> struct RegisterSigns<false> { static constexpr const char signs[] = ", 1, 1, 1"; };
 template <class T, bool B_K> struct RegisterTypes : WgmmaName<T>, RegisterSigns<B_K> {};
 template <> struct RegisterTypes<e4m3, true> : WgmmaName<e4m3>, WgmmaSigns<1, true, true> {};
+template <> struct RegisterTypes<tf32, true> : WgmmaName<tf32>, WgmmaSigns<4, true, true> {};
 template <> struct RegisterTypes<i8, true> : WgmmaName<i8>, NoSigns {};
 
 // The warpgroups that multiply a tile; of their warps, the columns of a piece of C, and the pieces in shared memory.
@@ -129,8 +130,8 @@ template <class Tiles, class P>
 __device__ __forceinline__ void bring_a(const P& p, unsigned stage, Tile tile, int step, unsigned barrier,
                                         int slice = 0, unsigned short mask = 0) {
   const int k = step * Tiles::BK - Tiles::place_of(p, tile) / int(sizeof(typename Tiles::T));
-  bring<Tiles::A_K_MAJOR, Tiles::BM, Tiles::CN>(stage, p.a, k, inside<Tiles>(tile.row, p.product.m),
-                                                p.product.a_batch ? tile.batch : 0, barrier, slice, mask);
+  bring<Tiles::A_K_MAJOR, Tiles::BM, Tiles::CN, Tiles::BK>(stage, p.a, k, inside<Tiles>(tile.row, p.product.m),
+                                                           p.product.a_batch ? tile.batch : 0, barrier, slice, mask);
 }
 
 // Rows of the tiles of an A that has fewer rows than a tile, and columns of B, which their boxes do not have either: a

@@ -205,9 +205,9 @@ template <class Tiles> __device__ __forceinline__ Steps steps_of(int k, int leas
 }
 
 // All tiles of a block, in an order that both roles walk through by themselves; sums go to C from registers.
-template <int EPILOGUE, class Tiles, class Order, class T, class Out>
-__device__ __forceinline__ void specialized(const TmaProduct<T, Out>& p, const char* shared) {
-  Pipeline<Tiles> pipe(shared, p);
+template <int EPILOGUE, class Tiles, class Order, template <class> class Consuming = Consumer, class T, class Out>
+__device__ __forceinline__ void specialized(const TmaProduct<T, Out>& p, const char* shared, bool early = true) {
+  Pipeline<Tiles> pipe(shared, p, early);
   Steps k = steps_of<Tiles>(p.product.k);
   Order order(p, pipe.place);
   pipe.wait_for_launches_before();
@@ -219,7 +219,7 @@ __device__ __forceinline__ void specialized(const TmaProduct<T, Out>& p, const c
     }
   } else {
     pipe.begin_consumer(p);
-    Consumer<Tiles> consumer(pipe);
+    Consuming<Tiles> consumer(pipe);
     for (; order.more(); order.next()) {
       consumer.multiply_tile(k.steps);
       int row = order.tile.row + Tiles::row_of(pipe.warpgroup - 1);

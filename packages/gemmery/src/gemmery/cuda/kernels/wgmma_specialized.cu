@@ -222,12 +222,19 @@ __device__ __forceinline__ void specialized(const TmaProduct<T, Out>& p, const c
     Consumer<Tiles> consumer(pipe);
     for (; order.more(); order.next()) {
       consumer.multiply_tile(k.steps);
-      int row = order.tile.row + Tiles::row_of(pipe.warpgroup - 1);
-      int column = order.tile.col + Tiles::column_of(pipe.warpgroup - 1);
-      consumer.template store<EPILOGUE>(p.product, order.tile.batch, row, column);
+      finish(consumer, order, pipe.warpgroup - 1);
     }
   }
   pipe.end();
+}
+
+// Sums go to C from registers.
+template <int EPILOGUE, class Tiles, class Order, class T, class Out>
+__device__ __forceinline__ void specialized(const TmaProduct<T, Out>& p, const char* shared) {
+  all_tiles<Tiles, Order>(p, shared, true, [&](const Consumer<Tiles>& consumer, const Order& order, int warpgroup) {
+    const int row = order.tile.row + Tiles::row_of(warpgroup), column = order.tile.col + Tiles::column_of(warpgroup);
+    consumer.template store<EPILOGUE>(p.product, order.tile.batch, row, column);
+  });
 }
 
 // The order of a block that has one tile.

@@ -77,8 +77,6 @@ def with_function(problem: Problem) -> Candidate:
         return _only(_TENSOR_COPIES, problem, "tensor cores, and blocks that tell each other numbers of rows")
     plain = next(candidates(problem._replace(epilogue="")))
     if plain.rung.name.startswith("gemv"):
-        if traced_function.is_paired(problem):
-            raise RefusedError("one row: a launch for each weight reads it at the speed of memory")
         return _only(plain.rung.name, problem, plain.reason)
     if hopper:
         return _only(_TENSOR_COPIES, problem, "tensor cores, and the function before sums leave registers")

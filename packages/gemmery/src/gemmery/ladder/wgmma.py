@@ -183,7 +183,7 @@ def _in_place(name: str, tile: Instance, apart: bool, problem: Problem, config: 
         warpgroups,
         grid(problem, tile, config["blocks"]),
         band=config["band"],
-        ahead=choose.lines_ahead(problem, tile, device) or -choose.begins_at_once(problem, device),
+        ahead=choose.lines_ahead(problem, tile, device) or -choose.begins_at_once(problem, tile, device),
         apart=apart,
     )
 

@@ -174,6 +174,10 @@ FEW = 8  # rows of C that are a size class of their own, and tiles of as many ro
 # The tile for two weights and up to 64 rows where all tiles are one round: 16 x 14336 x 4096 takes 59.8 us, and in two
 # rounds of 64 x 128 64.5 (benchmarks/epilogues.py --cases tune).
 PAIRED_FEW = Instance(64, 256, 4, 1, 1)
+# The tiles for up to 8 and 64 rows where two blocks of each multiprocessor have one: 16 x 14336 x 4096 takes 57.8 us,
+# and 59.2 by 64 x 256; 4 rows 57.7 and 61.3. Where some multiprocessors have one block these lose: 24 x 11128 x 8192
+# takes 104 us, and 90 (docs/findings/functions_on_a_gpu.md).
+PAIRED_TWICE = MappingProxyType({FEW: Instance(8, 112, 6, 1, 1), 64: Instance(64, 112, 4, 1, 1)})
 # Of many rows, in place of 128 x 256: 4096 x 14336 x 4096 takes 1424 us, and 1457 by the larger tile in the same run.
 PAIRED = Instance(128, 128, 6, 1, 1)
 # Products of a batch of which a block streams many, and their sides.

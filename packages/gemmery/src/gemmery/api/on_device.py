@@ -31,11 +31,6 @@ from gemmery.cuda.ordered import DeviceArray
 from gemmery.errors import ArgumentError, DeviceError, DTypeError, LayoutError, brief
 from gemmery.keywords import NO_OPTIONS, Options
 
-# Columns of B up to which a kernel follows an index of rows: each tile of columns loads all rows anew, and loads by
-# threads take longer than tensor copies. 8192 rows of 64 experts of 1536 x 2048 take 152 us, and by a copy 158; of 8 of
-# 7168 x 2048 381 and 358 (docs/findings/experts.md).
-_GATHERED = 2048
-
 
 def product(
     name: str, a: View, b: View, out: Any, options: Options, keywords: Keywords, parts: tuple[int, int] = NO_PARTS,
@@ -276,8 +271,6 @@ def gathered(a: View, b: View, out: Any, index: View, offsets: View, options: Op
 
     None where there is no such kernel, or a copy of the rows takes less time.
     """
-    if b.shape[-1] > _GATHERED:
-        return None
     shape = (*index.shape, b.shape[-1])
     call = for_kernels(checked_call("grouped_matmul", a, b, out, options, NO_PARTS, shape, offsets), converted)
     as_it_is = call.a.dtype == a.dtype and call.c.dtype == call.result

@@ -96,6 +96,8 @@ def copies_tensors(device: str) -> bool:
 
 def grouped(problem: Problem) -> Candidate:
     """Return the rung that multiplies groups of rows in one launch. Raises RefusedError with the reason if none can."""
+    if problem.gathered and not choose.follows_index(problem, driver.find(problem.device)):
+        raise RefusedError("a copy of the rows that the index names takes less time")
     name = "wgmma_grouped_k" if problem.k_groups else "wgmma_grouped"
     return _only(name, problem, "groups: one launch reads where they end")
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from gemmery import dtypes
 from gemmery.cuda import choose
 from gemmery.cuda.choose import complete, legal
-from gemmery.cuda.choose.cost import GROUP_BLOCK, GROUP_ROWS, at_a_time, exchanged, grouped_cycles, is_swapped, quickest
+from gemmery.cuda.choose.cost import GROUP_BLOCK, GROUP_ROWS, at_a_time, exchanged, is_swapped, quickest
 from gemmery.cuda.choose.data import GROUPS, HALVES, SCALED, Instance
 from gemmery.cuda.constants import BIAS_BYTES
 from gemmery.cuda.geometry import Geometry, MapBox, describable, target, tiles
@@ -194,9 +194,9 @@ def most_tiles(problem: Problem, bn: int) -> int:
 
 def _resolve_grouped(problem: Problem, config: Config) -> Config:
     """Return the config with every 0 replaced."""
-    sms = target(problem).sms
-    bn = config["bn"] or min(GROUPS, key=lambda tile: grouped_cycles(problem, tile, sms)).bn
-    return complete(config, {"bn": bn, "stages": _WIDTHS[bn].stages if bn in _WIDTHS else 0, "blocks": sms})
+    device = target(problem)
+    bn = config["bn"] or choose.grouped_columns(problem, device)
+    return complete(config, {"bn": bn, "stages": _WIDTHS[bn].stages if bn in _WIDTHS else 0, "blocks": device.sms})
 
 
 SPLIT = (

@@ -22,10 +22,12 @@ from gemmery.cuda.choose.data import (
     BATCHED_TILES,
     FEW,
     FEW_TILES,
+    GROUPS,
     INSTANCES,
     MANY,
     MANY_FACTORED,
     MOST_FACTORED,
+    MOST_GATHERED,
     PAIRED,
     PAIRED_FEW,
     PAIRED_TWICE,
@@ -132,6 +134,22 @@ def takes_two_blocks(problem: Problem, device: Device) -> bool:
     sizes = dtypes.get(problem.dtype).size, dtypes.get(problem.out).size
     tiles, room = -(-problem.n // (PAIRED_TWICE[FEW].bn // 2)) * problem.batch, 2 * device.sms
     return problem.m <= 64 and problem.b_layout == "col" and sizes == (2, 2) and room - room // 20 <= tiles <= room
+
+
+def grouped_columns(problem: Problem, device: Device) -> int:
+    """Return the columns of the tiles of a product of groups of rows."""
+    return min(GROUPS, key=lambda tile: cost.grouped_cycles(problem, tile, device.sms)).bn
+
+
+def follows_index(problem: Problem, device: Device) -> bool:
+    """Return True if a product whose kernel loads rows that an index names takes less time than one after a copy.
+
+    >>> from gemmery.cuda.device import KNOWN
+    >>> experts = Problem(8192, 1536, 2048, "bf16", "bf16", b_layout="col", groups=64, gathered=True)
+    >>> [follows_index(each, KNOWN["h200"]) for each in (experts, experts._replace(n=7168))]
+    [True, False]
+    """
+    return -(-problem.n // grouped_columns(problem, device)) <= MOST_GATHERED
 
 
 def may_split(m: int, n: int, k: int, batch: int, device: Device) -> bool:

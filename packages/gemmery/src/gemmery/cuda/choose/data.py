@@ -180,6 +180,10 @@ PAIRED_FEW = Instance(64, 256, 4, 1, 1)
 PAIRED_TWICE = MappingProxyType({FEW: Instance(8, 112, 6, 1, 1), 64: Instance(64, 112, 4, 1, 1)})
 # Of many rows, in place of 128 x 256: 4096 x 14336 x 4096 takes 1424 us, and 1457 by the larger tile in the same run.
 PAIRED = Instance(128, 128, 6, 1, 1)
+# Tiles of columns up to which a kernel follows an index of rows: each loads all rows anew, and loads by threads take
+# longer than tensor copies. With 6 to 8 tiles 0.96 to 1.00 of the time with a copy, with 11 to 16 1.05 to 1.25
+# (docs/findings/experts.md).
+MOST_GATHERED = 8
 # Products of a batch of which a block streams many, and their sides.
 MANY, SMALL = 8, 32
 # Tiles of 16-bit elements for batches of products with sides up to BATCHED, all columns of one: memory limits these,

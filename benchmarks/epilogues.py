@@ -175,7 +175,10 @@ def tuned(tile, call):
 
     def run(*operands):
         before = choose.traced_choices
-        choose.traced_choices = lambda problem, device: dict(zip(choose.KEYS, (*tile, 1, 0), strict=True))
+        twice = choose.Instance(*tile[:5]) in choose.PAIRED_TWICE.values()
+        choose.traced_choices = lambda problem, device: dict(
+            zip(choose.KEYS, (*tile, 1, twice * 2 * device.sms), strict=True)
+        )
         device_call.table.launches.clear()
         try:
             return call(*operands)
@@ -187,7 +190,7 @@ def tuned(tile, call):
 
 def tune(rows, n, k, rounds, file):
     """Two weights of n x k by tiles of other sizes."""
-    few = [(8, 64, 12), (8, 128, 8), (8, 128, 10), (8, 256, 6), (64, 64, 12), (64, 128, 8), (64, 256, 4), (64, 256, 5)]
+    few = [(8, 64, 12), (8, 112, 6), (8, 128, 8), (64, 64, 12), (64, 112, 4), (64, 128, 8), (64, 224, 5), (64, 256, 4)]
     large = [(128, 256, 4), (256, 128, 4), (128, 192, 4), (128, 128, 6), (128, 128, 4)]
     for m in rows:
         operands = [(normal(m, k), normal(n, k).T, normal(n, k).T) for _ in range(turns(4 * n * k, 4))]

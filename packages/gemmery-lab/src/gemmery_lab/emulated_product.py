@@ -43,6 +43,7 @@ class Gemm:
     a_scale: Array | None = None  # (m, steps of k), float32
     b_scale: Array | None = None  # (steps of k, n)
     offsets: Array | None = None  # of groups, int32
+    index: Array | None = None  # the rows of A that are multiplied, int64
     traced: tuple[Array | float, ...] = ()  # what a traced function reads, and the outputs that it stores
     second: Array | None = None  # (batch, k, n), the second weight
     second_output: Array | None = None  # (batch, m, n), the second output where it has a tensor map
@@ -51,7 +52,7 @@ class Gemm:
     def arrays(self) -> dict[str, Array]:
         """The arrays by their names in kernels."""
         others = {"bias": self.bias, "a_scale": self.a_scale, "b_scale": self.b_scale, "offsets": self.offsets}
-        others |= {"second": self.second, "second_output": self.second_output}
+        others |= {"index": self.index, "second": self.second, "second_output": self.second_output}
         arrays: dict[str, Array] = {"A": self.a, "B": self.b, "C": self.c}
         arrays |= {f"of_trace_{i}": each for i, each in enumerate(self.traced) if isinstance(each, np.ndarray)}
         return arrays | {name: array for name, array in others.items() if array is not None}
@@ -134,7 +135,13 @@ def run_rung(
 
 def product_bytes(problem: Problem, geometry: Geometry, gemm: Gemm, at: Mapping[str, int], workspace: int) -> bytes:
     """Return the argument of a rung's kernels for arrays at these addresses."""
-    dtypes_of = {"A": problem.dtype, "B": problem.b_dtype or problem.dtype, "C": problem.out, "offsets": "int32"}
+    dtypes_of = {
+        "A": problem.dtype,
+        "B": problem.b_dtype or problem.dtype,
+        "C": problem.out,
+        "offsets": "int32",
+        "index": "int64",
+    }
     dtypes_of["bias"] = dtypes.get(problem.out).accumulator
     arrays = gemm.arrays.items()
     views = {name: View(at[name], x.shape, x.strides, dtypes_of.get(name, "f32")) for name, x in arrays}
@@ -153,7 +160,8 @@ def product_bytes(problem: Problem, geometry: Geometry, gemm: Gemm, at: Mapping[
     )
     function = traced_function.of(problem)
     if not geometry.maps:
-        return product + (function.packed(_places(gemm, at)) if function else b"")
+        apart = at.get("second", 0) - at["B"]
+        return product + (function.packed(_places(gemm, at), (), apart) if function else b"")
     starts = {"a": at["A"], "b": at["B"], "c": at["C"]}
     if is_transposed(problem, geometry.swapped):
         starts["a"], starts["b"] = starts["b"], starts["a"]
@@ -167,8 +175,11 @@ def product_bytes(problem: Problem, geometry: Geometry, gemm: Gemm, at: Mapping[
     maps = placed_maps(problem, geometry, *operands)
     starts |= {each.operand: workspace + each.packed for each in maps if each.packed >= 0}
     a, b = (_steps(views.get(name)) for name in ("a_scale", "b_scale"))
-    extra = tuple(views[name].pointer if name in views else 0 for name in ("a_scale", "b_scale", "offsets"))
-    factors = Scaling(problem.scales, *a, *b)
+    of_a = "index" if problem.gathered else "a_scale"
+    extra = tuple(views[name].pointer if name in views else 0 for name in (of_a, "b_scale", "offsets"))
+    factors = (
+        Scaling(problem.scales, gemm.a.shape[1], *a[1:], *b) if problem.gathered else Scaling(problem.scales, *a, *b)
+    )
     order = geometry.band, geometry.ahead, geometry.swapped
     whole = mapped_argument(product, problem, maps, encoded, starts, factors, extra, *order)
     if function is None:

@@ -204,3 +204,13 @@ def test_explain_says_where_a_function_is_applied(card):
     assert "2 matrices of 40 x 48" in fused
     by_rows = finished.explained(a, b, NO_OPTIONS._replace(epilogue=lambda c: c - gm.row_maximum(c)))
     assert "by rows" in by_rows
+
+
+@pytest.mark.parametrize(("m", "kernel"), [(1, "gemv_vectorized"), (4, "wgmma_epilogue")])
+def test_two_weights_of_few_rows_take_one_launch(card, m, kernel):
+    x, *ys = whole(m, 16), whole(16, 8192), whole(16, 8192)[::-1]
+    out, weights = card.empty((m, 8192), "bf16"), tuple(card.put(y.T, "bf16").T for y in ys)
+    for _ in range(2):
+        gm.matmul(card.put(x, "bf16"), weights, out, epilogue=lambda c, d: c - 2 * d)
+    assert np.array_equal(out.numbers, (x @ ys[0] - 2 * (x @ ys[1])).astype(out.numbers.dtype))
+    assert set(card.launched) == {kernel, "copy"}

@@ -12,7 +12,7 @@ from checked_products import place
 from gemmery.cuda import nvrtc, traced_function
 from gemmery.epilogues.graph import GraphBuilder, GraphOperand, GraphOutput
 from gemmery.epilogues.reference import rounded
-from gemmery.errors import EmulationError
+from gemmery.errors import EmulationError, RefusedError
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery_lab.emulated_product import EmulationOptions, Gemm, problem_of, run_rung
@@ -78,7 +78,7 @@ def run(
         for i, (operand, wide) in enumerate(zip(graph.operands, vectors, strict=False))
         if rung == "wgmma_epilogue" and operand.kind in ("matrix", "row") and operand.dtype != "f32" and wide >= 8
     )
-    form = {"staged": staged, "carried": carried}
+    form = {"staged": staged, "carried": carried, "mapped": rung == "wgmma_epilogue"}
     function = traced_function.function(graph, accumulator, vectors, matrices=weights, **form)
     second = whole[2].array if weights == 2 else None
     given = Gemm(whole[0].array, whole[1].array, c.array, traced=tuple(arrays), second=second,
@@ -190,10 +190,38 @@ def test_two_weights_in_one_launch(out, b, bm, bn, shape):
 
 @pytest.mark.sampled(1)
 @pytest.mark.many(2)
-@pytest.mark.parametrize(("m", "bn"), [(1, 64), (8, 128)])
-def test_two_weights_and_few_rows(m, bn):
-    config = {**WGMMA, "bm": 8, "bn": bn, "stages": 4}
+@pytest.mark.parametrize(("m", "bm", "bn"), [(1, 8, 64), (8, 8, 128), (3, 8, 112), (17, 64, 112), (64, 64, 224)])
+def test_two_weights_and_few_rows(m, bm, bn):
+    """Of tiles that end in a piece over a part of the one before, too."""
+    config = {**WGMMA, "bm": bm, "bn": bn, "stages": 4}
     run("wgmma_epilogue", swiglu(), (m, 200, 512), "bf16", "bf16", [], b="col", config=config, weights=2)
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "config"),
+    [
+        (72, 136, {}),
+        (67, 2048, {"team": 32}),
+        (5, 4096, {"rows": 4, "team": 8}),
+        (33, 512, {"team": 64, "threads": 256}),
+    ],
+)
+def test_two_weights_and_one_row_in_one_launch(n, k, config):
+    run("gemv_vectorized", swiglu(), (1, n, k), "bf16", "bf16", [], config=config, weights=2)
+
+
+@pytest.mark.parametrize(
+    ("b", "shape", "config"),
+    [
+        ("row", (1, 72, 136), {}),
+        ("col", (1, 72, 136), {"split": 2}),
+        ("col", (9, 1, 64), {}),
+        ("col", (1, 72, 136), {"rows": 1}),
+    ],
+)
+def test_two_weights_that_one_launch_does_not_read(b, shape, config):
+    with pytest.raises(RefusedError):
+        run("gemv_vectorized", swiglu(), shape, "bf16", "bf16", [], b=b, config=config, weights=2)
 
 
 def quantized_rows(out):

@@ -10,6 +10,7 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 
 from gemmery.cuda import nvrtc
+from gemmery.errors import EmulationError
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
 from gemmery.problem import Problem
@@ -292,6 +293,65 @@ def test_float8_and_factors_of_rows_and_of_columns_of_each_group():
     products = expected(a, b.swapaxes(1, 2), [1, 1, 77], lambda sums, group: sums * factors[1][group])
     products[:77] *= factors[0][:77]
     assert np.array_equal(c, products)
+
+
+INDEXED = {"ends": [1, 1, 150, 201], "rows": 50, "bn": 64, "stages": 3, "blocks": 2, "k": 136}
+
+
+def by_index(*, ends, rows, bn, stages, blocks, k, seed=None, texts=None):
+    """Return the result of the rung for rows that an index names, negative ones too, the right one, and findings."""
+    draw, groups, n = np.random.default_rng(rows), len(ends), 72
+    a, b = operands(rows, groups, n, k)
+    index = draw.integers(-rows, rows, ends[-1] + 7)
+    c = np.full((len(index), n), UNTOUCHED, "f2")
+    gemm = Gemm(repeated(a, groups), b, repeated(c, groups), offsets=np.array(ends, np.int32), index=index)
+    case = problem_of(gemm, "f16", "f16", "h200")._replace(batch=1, groups=groups, gathered=True)
+    config = {**RUNG.default, "bn": bn, "stages": stages, "blocks": blocks}
+    runs = run_rung(RUNG, case, config, gemm, EmulationOptions(seed=seed, texts=texts))
+    return c, expected(a[index], b, ends), [str(finding) for run in runs for finding in run.findings]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"bn": 256, "stages": 4, "seed": 1, "rows": 300},
+        {"stages": 2, "k": 8, "seed": 2},
+        {"bn": 128, "stages": 6, "blocks": 1, "k": 520},
+    ],
+)
+def test_rows_that_an_index_names(change):
+    result, right, findings = by_index(**{**INDEXED, **change})
+    assert findings == []
+    assert np.array_equal(result, right)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("which < 0 ? which + count : which", "which"),
+        ("(chunk() ^ row()) << 4", "chunk() << 4"),
+        ("i < 8 || both", "i < 8"),
+        ("k < p.product.k", "true"),
+        ("      ptx::mbarrier_try_wait_parity(loaded + 8 * now.stage, now.parity);\n", ""),
+        ("      ptx::fence_proxy_async();\n      __syncwarp();", "      __syncwarp();"),
+        ("ptx::cp_async_mbarrier_arrive(loaded", "ptx::mbarrier_arrive(loaded"),
+        ("Gatherer<Tiles>::THREADS);", "Gatherer<Tiles>::THREADS / 2);"),
+        ("Tiles::STAGES + now.stage), now.parity ^ 1", "Tiles::STAGES + now.stage), now.parity"),
+    ],
+)  # fmt: skip
+def test_rows_that_are_brought_wrongly_are_seen(old, new):
+    try:
+        result, right, findings = by_index(**INDEXED, texts=edited("wgmma_grouped.cu", old, new))
+    except EmulationError as error:  # a stage that never comes
+        result, right, findings = 0, 0, [str(error)]
+    assert findings or not np.array_equal(result, right)
+
+
+@pytest.mark.parametrize("change", [{"a_layout": "col"}, {"k": 4100}, {"dtype": "e4m3"}, {"alignments": (8, 16, 16)}])
+def test_an_index_that_warps_cannot_follow_is_refused(change):
+    assert RUNG.refuses(problem(256, 8)._replace(gathered=True)) == ""
+    assert RUNG.refuses(problem(256, 8)._replace(gathered=True, **change))
 
 
 def problem(rows, groups, n=4096, **others):

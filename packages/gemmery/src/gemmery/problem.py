@@ -45,6 +45,7 @@ class Problem(NamedTuple):
     semiring: str = ""  # what takes the place of addition and multiplication: keywords.SEMIRINGS; "": they themselves
     split: str = ""  # which of A and B were split before, of float32 in parts: "", "a", "b" or "ab"
     k_groups: int = 0  # products with parts of k of their own, one part after the other, and a matrix of C; 0: one
+    gathered: bool = False  # the rows of A of groups are those that an index names
 
     def transposed(self) -> Problem:
         """Return the same product as C' = B' A'."""

@@ -305,3 +305,21 @@ def test_calls_that_come_again_read_their_own_offsets(options):
         bias = numbers(4, 96, seed=2)
         check(a, b, ends, bias=bias)
         check(a, b, ends)
+
+
+@pytest.mark.parametrize("n", [512, 4096])  # by a kernel that follows the index, and by a copy of the rows
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rows_that_an_index_gathers(n, dtype):
+    """Of any order, in a graph as well, whose index changes; negative ones count from the end."""
+    if not on_hopper():
+        pytest.skip("only kernels of compute capability 9.0 read offsets on the device")
+    a, b, ends = numbers(700, 512, dtype=dtype), numbers(4, n, 512, dtype=dtype, seed=1).mT, [64, 64, 129, 1003]
+    index, on_card = torch.randint(-700, 700, (1003,), device="cuda"), on_device(ends)
+    result = gm.grouped_matmul(a, b, offsets=on_card, gather=index)
+    assert torch.equal(result, expected(a[index], b, ends).to(dtype))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        result = gm.grouped_matmul(a, b, offsets=on_card, gather=index)
+    index.copy_(torch.randint(0, 700, (1003,), device="cuda"))
+    graph.replay()
+    assert torch.equal(result, expected(a[index], b, ends).to(dtype))

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gemmery.cuda.launch import Scalars
 
 MOST = 8192  # entries of each kind in the table
+GATHERED = "gathered"  # the kind of OperandScales whose `a` are row numbers of A, in the place of factors
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -206,7 +207,7 @@ def described(call: DeviceCall) -> tuple[Arrangement, Problem]:
     a, b, c = call.a, call.b, call.c
     deep = call.grouped and len(b.shape) == 2
     if call.grouped:  # a batch of matrices of C, for parts of the k of A and B, or one of B, which shares A and C
-        (m, k), batch, n = a.shape, (c if deep else b).shape[0], c.shape[-1]
+        (m, n), k, batch = c.shape[-2:], a.shape[1], (c if deep else b).shape[0]
         strides = ((0, *z.strides) if len(z.strides) == 2 else z.strides for z in (a, b, c))
         form = Arrangement(m, n, k, batch, *strides)  # type: ignore[arg-type] # three each
     else:
@@ -226,7 +227,8 @@ def described(call: DeviceCall) -> tuple[Arrangement, Problem]:
     problem = Problem(
         m, n, k, a.dtype, c.dtype, 1 if call.grouped else batch, layouts[0], layouts[1], layouts[2], call.epilogue,
         call.scaled, c.device, alignments=(low[0], low[1], low[2]),
-        scales="" if call.scaling is None else call.scaling.kind,
+        scales="" if call.scaling is None or call.scaling.kind == GATHERED else call.scaling.kind,
+        gathered=call.scaling is not None and call.scaling.kind == GATHERED,
         groups=batch if call.grouped and not deep else 0, k_groups=batch if deep else 0,
         b_dtype=b.dtype if b.dtype != a.dtype else "",
         split="".join(operand for operand in call.split if walks_parts(form, operand, getattr(call, operand))),

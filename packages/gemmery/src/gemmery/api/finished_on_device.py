@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -322,7 +322,8 @@ def _run_fused(
         write(a, bs[1], sums)
         read.append(sums)
     operands = [z for z in (values[i] for i in function.carried) if isinstance(z, View)]
-    mapped = [*bs[1 : launch.matrices], *outputs[1 : 1 + function.staged], *operands]
+    second = bs[1 : launch.matrices] if function.mapped else []
+    mapped = [*second, *outputs[1 : 1 + function.staged], *operands]
     described = list(zip(launch.maps, mapped, strict=True))
     maps = [(shape, z.pointer) for shape, z in described]
     stored = [_place_of(z) for z in (*read, *outputs[1 + function.staged :])]
@@ -370,13 +371,17 @@ def _fused_launch(
         graph = traced_function.second_as_operand(graph, "f32")
     try:
         brought = tuple(i for i, _ in carried)
-        function = traced_function.function(graph, "f32", vectors, matrices=matrices, staged=staged, carried=brought)
+        make = partial(traced_function.function, graph, "f32", vectors, matrices=matrices, staged=staged)
+        function = make(carried=brought)
         form, problem = described(call._replace(epilogue=function.name))
         if form.runs > 1 or (form.m, form.n, problem.c_layout, form.batch) != (*call.c.shape, "row", 1):
             return "the product is taken in another form than by rows"
         if low:
             problem = problem._replace(alignments=(problem.alignments[0], 2, problem.alignments[2]))
         rung, config, _ = with_function(problem)
+        if matrices == 2 and rung.name.startswith("gemv"):
+            function = make(mapped=False)
+            problem = problem._replace(epilogue=function.name)
         try:
             kernel = rung.build(problem, config)
         except CompileError:  # the largest tiles leave no registers for long functions
@@ -390,9 +395,10 @@ def _fused_launch(
     except (RefusedError, LayoutError) as error:
         return str(error)
     boxes = {each.operand: each for each in kernel.geometry.maps}
-    if matrices == 2 and boxes["b"].packed >= 0:
+    of_second = matrices == 2 and function.mapped
+    if of_second and boxes["b"].packed >= 0:
         return "B is packed first, and only one of two is"
-    places = [("b", views[1])] * (matrices == 2) + [("c", views[2])] * staged
+    places = [("b", views[1])] * of_second + [("c", views[2])] * staged
     maps = [tensormaps.shape(boxes[name], problem, each) for name, each in places]
     maps += [tensormaps.of_operand(kernel.geometry, problem, each) for _, each in carried]
     return Fused(run, function, tuple(maps), matrices)

@@ -84,6 +84,7 @@ def grouped_matmul(
       most `rows`.
     - `out`: an array of the result's shape that receives the result and is returned.
     - `gather`: row numbers of `a`, of any length: the groups' rows are a[gather], so that tokens need no copy by hand.
+      On a CUDA device they are not checked.
     - `scatter`: a row number of the result for each row of the groups. The result has as many rows as `a`, or as `out`;
       each is the sum of those that go there, in their order, from zero, rounded once.
     - `bias`: (groups, n) or (n,) numbers, or one.
@@ -292,19 +293,18 @@ def _gathered(a: Any, b: Any, offsets: Any, out: Any, gather: Any, scatter: Any,
     kinds = (np.ndarray, list, tuple, *array_libraries.QUANTIZED)
     if torch is None and scatter is not None and not isinstance(b, kinds):
         raise LayoutError(f"b is a {type(b).__name__} and a an array of NumPy: with scatter= pass two of one library")
-    if gather is not None:
-        a = a[_index("gather", gather, None, x.shape[0], a, torch)]
+    index = None if gather is None else _index("gather", gather, None, x.shape[0], a, torch)
     if scatter is None:
-        return grouped_matmul(a, b, offsets=offsets, out=out, **options)
+        return _of_rows(a, index, b, offsets, out, options)
     result = result_types(x, y, options.get("dtype"))[1]
     target = None if out is None else view(out)
     rows = x.shape[0] if target is None else next(iter(target.shape), 0)
     if target is not None:
         arrays.together(a=x, out=target)
         writable(target, (rows, y.shape[-1]), result)
-    to = _index("scatter", scatter, a.shape[0], rows, a, torch)
+    to = _index("scatter", scatter, (a if index is None else index).shape[0], rows, a, torch)
     sums = dtypes.get(result).accumulator
-    each = grouped_matmul(a, b, offsets=offsets, **{**options, "dtype": dtypes.get(sums).numpy})
+    each = _of_rows(a, index, b, offsets, None, {**options, "dtype": dtypes.get(sums).numpy})
     if torch is not None:
         total = _added_by_torch(torch, each, to, offsets, rows).to(getattr(torch, dtypes.get(result).numpy))
     else:
@@ -318,6 +318,19 @@ def _gathered(a: Any, b: Any, offsets: Any, out: Any, gather: Any, scatter: Any,
     else:
         arrays.assign(out, total)
     return out
+
+
+def _of_rows(a: Any, index: Any, b: Any, offsets: Any, out: Any, options: dict[str, Any]) -> Any:
+    """Return the products of the rows that an index names; a kernel that reads the index needs no copy of them."""
+    x = view(a)
+    if index is None or x.device == "cpu" or type(b) in _QUANTIZED:
+        return grouped_matmul(a if index is None else a[index], b, offsets=offsets, out=out, **options)
+    from gemmery.api import on_device
+
+    terms, y, where = Options(**own_options("grouped_matmul", options)), view(b), view(offsets)
+    _stacked_shape(x, y, where, terms, False)
+    done = on_device.gathered(x, y, out, view(index.contiguous()), on_device.checked_offsets(x, where), terms)
+    return grouped_matmul(a[index], b, offsets=offsets, out=out, **options) if done is None else done
 
 
 def _index(name: str, index: Any, count: int | None, rows: int, a: Any, torch: Any) -> Any:

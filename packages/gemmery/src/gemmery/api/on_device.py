@@ -17,14 +17,14 @@ from gemmery import arrays, dtypes
 from gemmery.api import array_libraries
 from gemmery.api.array_libraries import NO_PARTS, Keywords
 from gemmery.api.checked import bias_shape, checked_call
-from gemmery.api.device_call import CheckedCall, located, table
+from gemmery.api.device_call import GATHERED, CheckedCall, OperandScales, located, table
 from gemmery.api.device_operands import stay_mixed
 from gemmery.api.options import host_ends
 from gemmery.api.prepared import PreparedLaunch, TieredLaunch, prepare, prepare_groups, specialized
 from gemmery.arrange import Ints
 from gemmery.arrays import View, view
 from gemmery.cuda import driver, ordered
-from gemmery.cuda.geometry import C_NAMES, Geometry, template
+from gemmery.cuda.geometry import C_NAMES, Geometry, Scaling, template
 from gemmery.cuda.launch import Ready, loaded, packed_scalars, product_argument
 from gemmery.cuda.ordered import DeviceArray
 from gemmery.errors import ArgumentError, DeviceError, DTypeError, LayoutError, brief
@@ -262,13 +262,44 @@ def _write_groups(
             last = c.shape[0] if deep else ends[-1]
             copy(view(target.array[:last]), view(c.array[:last]))
         return None
-    if on_host:
-        whole = np.array(host_ends(offsets.array, rows, what), np.int32)
-        memory = scratch(a, whole.nbytes)
-        ordered.bring(whole.ctypes.data, memory.pointer, whole.nbytes, a.stream, a.ordinal)
-        call = call._replace(offsets=memory)
-    enqueue(call, served)
+    enqueue(_with_ends(call), served)
     return None if on_host else served
+
+
+def gathered(a: View, b: View, out: Any, index: View, offsets: View, options: Options) -> Any:
+    """Return the products of groups of rows of A that an index on its device names, by a kernel that reads the index.
+
+    None where there is no such kernel, or a copy of the rows takes less time.
+    """
+    shape = (*index.shape, b.shape[-1])
+    call = for_kernels(checked_call("grouped_matmul", a, b, out, options, NO_PARTS, shape, offsets), converted)
+    as_it_is = call.a.dtype == a.dtype and call.c.dtype == call.result
+    if call.scales.kind or not as_it_is or 0 in (*shape, *a.shape, b.shape[0]):
+        return None
+    call = call._replace(scales=OperandScales(GATHERED, a=index, scaling=Scaling(GATHERED, a.shape[0])))
+    call = call if out is not None else call._replace(c=new(call.a, shape, call.result))
+    served = prepare_groups(call.still())
+    if isinstance(served, str) or (offsets.device == "cpu" and a.stream and driver.captures(a.stream)):
+        return None
+    enqueue(_with_ends(call), served)
+    if out is None:
+        return finished(a, call.c)
+    arrays.written(out)
+    return out
+
+
+def _with_ends(call: CheckedCall) -> CheckedCall:
+    """Return a call whose offsets are on the device."""
+    a, offsets = call.a, call.offsets
+    assert offsets is not None
+    if offsets.device != "cpu":
+        return call
+    deep = len(call.b.shape) == 2
+    rows, what = (a.shape[1], "columns") if deep else (call.c.shape[0], "rows")
+    whole = np.array(host_ends(offsets.array, rows, what), np.int32)
+    memory = scratch(a, whole.nbytes)
+    ordered.bring(whole.ctypes.data, memory.pointer, whole.nbytes, a.stream, a.ordinal)
+    return call._replace(offsets=memory)
 
 
 def clamped(ends: list[int], rows: int) -> list[int]:

@@ -51,12 +51,13 @@ class TracedFunction(NamedTuple):
     staged: bool = False  # whether the second output has a tensor map, by which kernels write it as they write C
     carried: tuple[int, ...] = ()  # the operands that have tensor maps, by which kernels bring them as they bring A
     exchanges: bool = False  # whether it asks for a number of whole rows, of which blocks tell each other
+    mapped: bool = True  # whether a second weight has a tensor map
 
     @property
     def size(self) -> int:
         """Return the bytes behind the argument: whole 64, as in front of them."""
         size = sum(8 * _WORDS[kind] for kind in self.kinds) + MAP_BYTES * (self.staged + len(self.carried))
-        size += (MAP_BYTES + 8) * self.name.startswith(PAIRED)
+        size += (MAP_BYTES * self.mapped + 8) * self.name.startswith(PAIRED)
         return -(-size // 64) * 64
 
     def packed(self, operands: Iterable[Strides | float], maps: Sequence[bytes] = (), apart: int = 0) -> bytes:
@@ -87,33 +88,34 @@ def function(
     matrices: int = 1,
     staged: bool = False,
     carried: tuple[int, ...] = (),
+    mapped: bool = True,
 ) -> TracedFunction:
     """Return the device code of a graph that has kinds and types; `accumulator` is "f32" or "f64".
 
     `vectors` are the adjacent and aligned elements in rows of each operand and stored output, 1 for any strides. With
     `rows` the function is that of traced_rows.cu, which stores all outputs; else the kernel stores the first one, and
     if the second is `staged`, a matrix of the same type, that one too. Operands that are `carried`, matrices and rows
-    of 16 bits at multiples of 16 bytes, have tensor maps.
+    of 16 bits at multiples of 16 bytes, have tensor maps. So has a second weight if it is `mapped`.
 
     Raises RefusedError for an operation or type that kernels lack.
     """
-    return _function(graph.text, graph, accumulator, tuple(vectors), rows, matrices, staged, carried)
+    return _function(graph.text, graph, accumulator, tuple(vectors), rows, matrices, staged, carried, mapped)
 
 
 @lru_cache(maxsize=1024)
 def _function(
     text: str, graph: EpilogueGraph, accumulator: str, vectors: tuple[int, ...], rows: bool, matrices: int,
-    staged: bool, carried: tuple[int, ...],
+    staged: bool, carried: tuple[int, ...], mapped: bool,
 ) -> TracedFunction:  # fmt: skip
     if not rows and graph.statistics and not _exchanges(graph, matrices):
         raise RefusedError(f"{text}: these statistics of rows are taken after the product, by traced_rows")
-    form = accumulator, vectors, rows, matrices, staged, carried
+    form = accumulator, vectors, rows, matrices, staged, carried, mapped
     key = cache.digest(text.encode(), repr(form).encode()).hex()[:16]
     name = f"{PAIRED if matrices == 2 else PREFIX}{key}"
     writer = _Writer(graph, *form)
     number = "d" if accumulator == "f64" else "f"
     exchanges = bool(graph.statistics) and not rows
-    of_name = TracedFunction(name, writer.text(name), writer.kinds(), number, staged, carried, exchanges)
+    of_name = TracedFunction(name, writer.text(name), writer.kinds(), number, staged, carried, exchanges, mapped)
     return _functions.setdefault(name, of_name)
 
 
@@ -165,8 +167,9 @@ class _Writer:
 
     def __init__(
         self, graph: EpilogueGraph, accumulator: str, vectors: tuple[int, ...], rows: bool, matrices: int,
-        staged: bool, carried: tuple[int, ...],
+        staged: bool, carried: tuple[int, ...], mapped: bool,
     ) -> None:  # fmt: skip
+        self.mapped = mapped
         self.graph, self.rows, self.matrices, self.staged, self.carried = graph, rows, matrices, staged, carried
         self.number = dtypes.get(accumulator).cpp
         self.operands = {each.name: place for place, each in enumerate(graph.operands)}
@@ -179,7 +182,7 @@ class _Writer:
 
     def text(self, name: str) -> str:
         paired = self.matrices == 2
-        members = ["TensorMap second;"] * paired + ["TensorMap more;"] * self.staged
+        members = ["TensorMap second;"] * (paired and self.mapped) + ["TensorMap more;"] * self.staged
         members += [f"TensorMap map{i};" for i in self.carried]
         members += ["long long second_apart;"] * paired
         for i, operand in enumerate(self.graph.operands):

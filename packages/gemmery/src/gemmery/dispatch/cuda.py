@@ -82,8 +82,6 @@ def with_function(problem: Problem) -> Candidate:
         return _only(_TENSOR_COPIES, problem, "tensor cores, and blocks that tell each other numbers of rows")
     plain = next(candidates(problem._replace(epilogue="")))
     if plain.rung.name.startswith("gemv"):
-        if traced_function.is_paired(problem):
-            raise RefusedError("one row: a launch for each weight reads it at the speed of memory")
         return _only(plain.rung.name, problem, plain.reason)
     if hopper:
         return _only(_TENSOR_COPIES, problem, "tensor cores, and the function before sums leave registers")
@@ -103,6 +101,8 @@ def copies_tensors(device: str) -> bool:
 
 def grouped(problem: Problem) -> Candidate:
     """Return the rung that multiplies groups of rows in one launch. Raises RefusedError with the reason if none can."""
+    if problem.gathered and not choose.follows_index(problem, driver.find(problem.device)):
+        raise RefusedError("a copy of the rows that the index names takes less time")
     name = "wgmma_grouped_k" if problem.k_groups else "wgmma_grouped"
     return _only(name, problem, "groups: one launch reads where they end")
 

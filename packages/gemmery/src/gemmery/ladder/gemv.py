@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from gemmery import dtypes
+from gemmery.cuda import traced_function
 from gemmery.cuda.choose import complete
 from gemmery.cuda.device import GRID, WARP
 from gemmery.cuda.geometry import Geometry, instance, sum_size, target, template, vector
@@ -74,7 +75,10 @@ def _vectorized(name: str, problem: Problem, config: Config) -> Geometry:
             raise RefusedError(f"{key} = {value}: threads and rows are divided by halves; use a power of two, or 0")
     # Columns of W are contiguous and have more than one element.
     contiguous = problem.a_layout == "col" if _is_column(problem) else problem.b_layout == "row"
-    return _columns(problem, config) if contiguous and _results(problem) > 1 else _rows(name, problem, config)
+    by_columns = contiguous and _results(problem) > 1
+    if traced_function.is_paired(problem) and (by_columns or _is_column(problem)):
+        raise RefusedError("two weights in one launch: k is adjacent in both, and C is a row")
+    return _columns(problem, config) if by_columns else _rows(name, problem, config)
 
 
 def _rows(name: str, problem: Problem, config: Config) -> Geometry:
@@ -85,8 +89,11 @@ def _rows(name: str, problem: Problem, config: Config) -> Geometry:
     rows_in_all = _results(problem) * problem.batch
     chunks = max(1, problem.k // vec)
     team = config["team"] or _team(chunks, rows_in_all)
-    split = config["split"] or _split(chunks // (4 * team), rows_in_all)
-    rows = config["rows"] or 1
+    weights = 1 + traced_function.is_paired(problem)
+    split = config["split"] or (_split(chunks // (4 * team), rows_in_all) if weights == 1 else 1)
+    rows = config["rows"] or weights
+    if weights == 2 and (split > 1 or rows % 2 or problem.batch > 1):
+        raise RefusedError(f"rows = {rows}, split = {split}: a team has rows of both weights, and all of k")
     steps = config["steps"] or min(_power_above(-(-chunks // (team * split))), 2)
     if not rows <= team <= _LARGEST_TEAM:
         raise RefusedError(
@@ -99,7 +106,7 @@ def _rows(name: str, problem: Problem, config: Config) -> Geometry:
     # The Cover of gemv_vectorized.cu: whether steps of so many elements end with k, or one step is all of k.
     cover = "PARTS" if vec == 1 or problem.k % step else "ONCE" if problem.k == step else "WHOLE"
     parameters = (vec, cover, team, rows, steps, threads)
-    return _launches(problem, config, name, parameters, threads // team * rows, threads, split)
+    return _launches(problem, config, name, parameters, threads // team * rows // weights, threads, split)
 
 
 def _columns(problem: Problem, config: Config) -> Geometry:

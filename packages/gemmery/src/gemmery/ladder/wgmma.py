@@ -199,7 +199,7 @@ def _turned(problem: Problem, tile: Instance, config: Config) -> Geometry:
         tuple(box._replace(promotion=gpu.promotion(problem, i)) for i, box in enumerate(boxes)),
         overlaps=True,
         band=config["band"],
-        ahead=-choose.begins_at_once(problem, device),
+        ahead=-choose.begins_at_once(problem, tile, device),
     )
 
 
@@ -215,7 +215,7 @@ def _in_place(name: str, tile: Instance, apart: bool, problem: Problem, config: 
         warpgroups,
         grid(problem, tile, config["blocks"]),
         band=config["band"],
-        ahead=choose.lines_ahead(problem, tile, device) or -choose.begins_at_once(problem, device),
+        ahead=choose.lines_ahead(problem, tile, device) or -choose.begins_at_once(problem, tile, device),
         apart=apart,
     )
 

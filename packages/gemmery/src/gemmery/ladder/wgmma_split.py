@@ -8,10 +8,10 @@ from dataclasses import replace
 from gemmery import dtypes
 from gemmery.cuda import choose
 from gemmery.cuda.choose import complete, legal
-from gemmery.cuda.choose.cost import GROUP_BLOCK, GROUP_ROWS, at_a_time, exchanged, grouped_cycles, is_swapped, quickest
+from gemmery.cuda.choose.cost import GROUP_BLOCK, GROUP_ROWS, at_a_time, exchanged, is_swapped, quickest
 from gemmery.cuda.choose.data import GROUPS, HALVES, SCALED, Instance
 from gemmery.cuda.constants import BIAS_BYTES
-from gemmery.cuda.geometry import Geometry, MapBox, target, tiles
+from gemmery.cuda.geometry import Geometry, MapBox, describable, target, tiles
 from gemmery.errors import RefusedError
 from gemmery.ladder import gpu, wgmma
 from gemmery.ladder.gpu import gpu_rung, packing, sums_in_f32
@@ -140,7 +140,17 @@ def _grouped(name: str, problem: Problem, config: Config) -> Geometry:
         b = MapBox("b", (b.box[0], bn))
     warpgroups = legal.consumers(problem, tile, most=2)
     blocks = max(1, min(most_tiles(problem, bn), config["blocks"]))
-    return wgmma.staged(name, problem, tile, warpgroups, blocks, operands=(a, b), room=_PLACES)
+    room = _PLACES + 8 * tile.stages * problem.gathered  # barriers of stages that warps bring
+    return wgmma.staged(name, problem, tile, warpgroups, blocks, problem.gathered, operands=(a, b), room=room)
+
+
+def _refuses_grouped(problem: Problem) -> str:
+    """Refuse what the library refuses, and an index of rows that warps cannot bring by 16 bytes."""
+    if problem.gathered and (reason := describable(problem, "a")):
+        return reason
+    if problem.gathered and (problem.a_layout != "row" or problem.dtype not in ("f16", "bf16") or problem.k % 8):
+        return f"an index names rows of A, {problem.dtype} with k = {problem.k}: it takes f16 and bf16, k by eights"
+    return wgmma.refuses_library(problem._replace(groups=0, gathered=False))
 
 
 def _refuses_depths(problem: Problem) -> str:
@@ -184,9 +194,9 @@ def most_tiles(problem: Problem, bn: int) -> int:
 
 def _resolve_grouped(problem: Problem, config: Config) -> Config:
     """Return the config with every 0 replaced."""
-    sms = target(problem).sms
-    bn = config["bn"] or min(GROUPS, key=lambda tile: grouped_cycles(problem, tile, sms)).bn
-    return complete(config, {"bn": bn, "stages": _WIDTHS[bn].stages if bn in _WIDTHS else 0, "blocks": sms})
+    device = target(problem)
+    bn = config["bn"] or choose.grouped_columns(problem, device)
+    return complete(config, {"bn": bn, "stages": _WIDTHS[bn].stages if bn in _WIDTHS else 0, "blocks": device.sms})
 
 
 SPLIT = (
@@ -254,7 +264,7 @@ GROUPED = (
         parent="wgmma_epilogue",
         dtypes=wgmma.DTYPES,
         mixed=dtypes.TENSOR_FLOAT8,
-        refuses=lambda problem: wgmma.refuses_library(problem._replace(groups=0)),
+        refuses=_refuses_grouped,
         bound=wgmma.aligned_sums,
         bounds=wgmma.BOUNDS,
         geometry=packing(_grouped),

@@ -22,13 +22,16 @@ from gemmery.cuda.choose.data import (
     BATCHED_TILES,
     FEW,
     FEW_TILES,
+    GROUPS,
     INSTANCES,
     MANY,
     MANY_FACTORED,
     MANY_TILES,
     MOST_FACTORED,
+    MOST_GATHERED,
     PAIRED,
     PAIRED_FEW,
+    PAIRED_TWICE,
     SHALLOW_FACTORED,
     SHARED_DEPTH,
     SMALL,
@@ -102,14 +105,52 @@ def traced_choices(problem: Problem, device: Device) -> dict[str, int]:
     tiles_of_few = -(-problem.n // 128) * problem.batch
     if paired and FEW < problem.m <= 64 and device.sms / 2 < tiles_of_few <= device.sms:
         tile = PAIRED_FEW
+    if twice := paired and takes_two_blocks(problem, device):
+        tile = PAIRED_TWICE[FEW if problem.m <= FEW else 64]
     if paired and tile[:2] == (128, 256) and problem.m > 512:
         tile = PAIRED
-    if legal.illegal(problem, tile):
+    # Of two weights, tiles of other widths than whole pieces were timed where all are one round (seeds 40 and 41 in
+    # benchmarks/tuning/epilogues-nvidia-h200.jsonl): 12 x 6248 x 7232 takes 44.9 us, and by whole pieces 46.7.
+    by_pieces = paired and not twice and problem.n * problem.batch > PAIRED_TWICE[FEW].bn // 2 * device.sms
+
+    def suits(each: Instance) -> bool:
+        return not legal.illegal(problem, each) and not (by_pieces and each.bn % 64)
+
+    if not suits(tile):
         demand = demand_of(plain)
-        tiles = [each for each in INSTANCES if not is_swapped(each.bm) and not legal.illegal(problem, each)]
+        tiles = [each for each in INSTANCES if not is_swapped(each.bm) and suits(each)]
         tile = min(tiles, key=lambda each: (cost.cycles(demand, each, 1, device), -each.stages))
     band, blocks = order(tile, whole.m, whole.n, whole.batch, device)
-    return dict(zip(KEYS, (*tile[:5], band, 1, blocks), strict=True))
+    return dict(zip(KEYS, (*tile[:5], band, 1, 2 * device.sms if twice else blocks), strict=True))
+
+
+def takes_two_blocks(problem: Problem, device: Device) -> bool:
+    """Return True if a product of two weights has tiles of PAIRED_TWICE, two for nearly every multiprocessor.
+
+    >>> from gemmery.cuda.device import KNOWN
+    >>> few = Problem(16, 14336, 4096, "bf16", "bf16", b_layout="col")
+    >>> [takes_two_blocks(each, KNOWN["h200"]) for each in (few, few._replace(m=65), few._replace(n=11008))]
+    [True, False, False]
+    """
+    sizes = dtypes.get(problem.dtype).size, dtypes.get(problem.out).size
+    tiles, room = -(-problem.n // (PAIRED_TWICE[FEW].bn // 2)) * problem.batch, 2 * device.sms
+    return problem.m <= 64 and problem.b_layout == "col" and sizes == (2, 2) and room - room // 20 <= tiles <= room
+
+
+def grouped_columns(problem: Problem, device: Device) -> int:
+    """Return the columns of the tiles of a product of groups of rows."""
+    return min(GROUPS, key=lambda tile: cost.grouped_cycles(problem, tile, device.sms)).bn
+
+
+def follows_index(problem: Problem, device: Device) -> bool:
+    """Return True if a product whose kernel loads rows that an index names takes less time than one after a copy.
+
+    >>> from gemmery.cuda.device import KNOWN
+    >>> experts = Problem(8192, 1536, 2048, "bf16", "bf16", b_layout="col", groups=64, gathered=True)
+    >>> [follows_index(each, KNOWN["h200"]) for each in (experts, experts._replace(n=7168))]
+    [True, False]
+    """
+    return -(-problem.n // grouped_columns(problem, device)) <= MOST_GATHERED
 
 
 def may_split(m: int, n: int, k: int, batch: int, device: Device) -> bool:
@@ -317,21 +358,25 @@ def lines_ahead(problem: Problem, tile: Instance, device: Device) -> int:
     lines, limits = problem.k * dtypes.get(problem.dtype).size // ROW, card(device)
     if problem.m > tile.bm * tile.cm or tile.bm * tile.bn > MOST_AHEAD or problem.b_layout != "col":
         return 0
+    if traced_function.is_paired(problem) and tile in PAIRED_TWICE.values():
+        return 0  # blocks of two launches are there at a time, and lines changed nothing: see begins_at_once
     if lines <= tile.stages:
         return 0
     most = limits.lines_ahead.get(tile.bm, 0)
     return min(lines, most * limits.ahead_columns // tile.bn if tile.bm == FEW else most)
 
 
-def begins_at_once(problem: Problem, device: Device) -> bool:
-    """Return True if the next launch may begin at once after a brief product, whatever the tile.
+def begins_at_once(problem: Problem, tile: Instance, device: Device) -> bool:
+    """Return True if the next launch may begin at once: after a brief product, and where it finds room.
 
     >>> from gemmery.cuda.device import KNOWN
     >>> squares = [Problem(n, n, n, "bf16", "bf16", b_layout="col") for n in (1024, 2048)]
-    >>> [[begins_at_once(each, KNOWN[name]) for each in squares] for name in ("h100", "h200")]
+    >>> [[begins_at_once(each, INSTANCES[0], KNOWN[name]) for each in squares] for name in ("h100", "h200")]
     [[False, False], [True, False]]
     """
     depth, area = card(device).brief
+    if traced_function.is_paired(problem) and tile in PAIRED_TWICE.values():
+        return True
     return problem.k * dtypes.get(problem.dtype).size <= depth and problem.batch * problem.m * problem.n <= area
 
 

@@ -174,11 +174,19 @@ FEW = 8  # rows of C that are a size class of their own, and tiles of as many ro
 # The tile for two weights and up to 64 rows where all tiles are one round: 16 x 14336 x 4096 takes 59.8 us, and in two
 # rounds of 64 x 128 64.5 (benchmarks/epilogues.py --cases tune).
 PAIRED_FEW = Instance(64, 256, 4, 1, 1)
+# The tiles for up to 8 and 64 rows where two blocks of each multiprocessor have one: 16 x 14336 x 4096 takes 57.8 us,
+# and 59.2 by 64 x 256; 4 rows 57.7 and 61.3. Where some multiprocessors have one block these lose: 24 x 11128 x 8192
+# takes 104 us, and 90 (docs/findings/functions_on_a_gpu.md).
+PAIRED_TWICE = MappingProxyType({FEW: Instance(8, 112, 6, 1, 1), 64: Instance(64, 112, 4, 1, 1)})
 # Of many rows, in place of 128 x 256: 4096 x 14336 x 4096 takes 1424 us, and 1457 by the larger tile in the same run.
 PAIRED = Instance(128, 128, 6, 1, 1)
 # Elements of C from which, and columns up to which, blocks exchange numbers of rows. That beats a pass over sums in
 # memory for 2048 x 4096 and 4096 x 4096, not for 512 x 4096 and 8192 x 8192 (docs/findings/functions_on_a_gpu.md).
 MANY_EXCHANGED, WIDEST_EXCHANGED = 1 << 23, 4096
+# Tiles of columns up to which a kernel follows an index of rows: each loads all rows anew, and loads by threads take
+# longer than tensor copies. With 6 to 8 tiles 0.96 to 1.00 of the time with a copy, with 11 to 16 1.05 to 1.25
+# (docs/findings/experts.md).
+MOST_GATHERED = 8
 # Products of a batch of which a block streams many, and their sides.
 MANY, SMALL = 8, 32
 # Tiles of 16-bit elements for batches of products with sides up to BATCHED, all columns of one: memory limits these,

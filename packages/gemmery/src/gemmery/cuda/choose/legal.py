@@ -120,9 +120,8 @@ def refused(problem: Problem, tile: Instance, shared: int) -> str:
         return f"stages={stages} of {sides}: {shared} bytes of shared memory, of {SHARED}; use fewer stages"
     if cm * cn not in (1, 2, 4, 8):
         return f"cm={cm}, cn={cn}: a cluster has 1, 2, 4 or 8 blocks"
-    if traced_function.is_paired(problem) and (
-        cm > 1 or is_swapped(bm) or bn % (128 if problem.b_layout == "row" else 64)
-    ):
+    whole = 128 if problem.b_layout == "row" else 16 if bn >= 64 and overlapped(problem, tile) else 64
+    if traced_function.is_paired(problem) and (cm > 1 or is_swapped(bm) or bn % whole):
         return f"bn={bn}, cm={cm}: half of a tile's columns are of each weight, in whole pieces; use bn=128, cm=1"
     if bm == 192 and not plain_halves(problem):
         return "bm=192: it takes plain products of halves and a C with a tensor map"

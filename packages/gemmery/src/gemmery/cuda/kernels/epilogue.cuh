@@ -19,9 +19,10 @@ template <int EPILOGUE, class Math = Precise, class S> __device__ __forceinline_
   return x;
 }
 
-// Element (i, j) of C from its sum; with beta = 0 the old C is not read.
+// Element (i, j) of C from its sum, and that with a second weight if there is one; with beta = 0 the old C is not read.
 template <int EPILOGUE, class T, class Out>
-__device__ __forceinline__ Out finished(const Product<T, Out>& p, const Out* c, int i, int j, Sum<T, Out> total) {
+__device__ __forceinline__ Out finished(const Product<T, Out>& p, const Out* c, int i, int j, Sum<T, Out> total,
+                                        Sum<T, Out> second = {}) {
   typename SumFor<Out>::type sum = total;
   if constexpr (EPILOGUE & SCALED) {
     sum *= p.alpha;
@@ -29,15 +30,16 @@ __device__ __forceinline__ Out finished(const Product<T, Out>& p, const Out* c, 
   }
   if constexpr (EPILOGUE & BIAS) sum += p.bias[i * p.bias_row + j * p.bias_col];
   if constexpr (EPILOGUE & TRACED) {
-    Sum<T, Out> one[1] = {sum};
-    Function::apply<Precise>(one, one, operands_of(p), {i, j, p.m, p.n});
+    Sum<T, Out> one[1] = {sum}, other[1] = {second};
+    Function::apply<Precise>(one, other, operands_of(p), {i, j, p.m, p.n});
     return narrow<Out>(one[0]);
   }
   return narrow<Out>(activate<EPILOGUE>(sum));
 }
 
 template <int EPILOGUE, class T, class Out>
-__device__ __forceinline__ void store(const Product<T, Out>& p, int batch, int i, int j, Sum<T, Out> sum) {
+__device__ __forceinline__ void store(const Product<T, Out>& p, int batch, int i, int j, Sum<T, Out> sum,
+                                      Sum<T, Out> second = {}) {
   Out* c = p.c_at(batch, i, j);
-  *c = finished<EPILOGUE>(p, c, i, j, sum);
+  *c = finished<EPILOGUE>(p, c, i, j, sum, second);
 }

@@ -23,8 +23,9 @@ __device__ __forceinline__ Gemv<T> gemv_of(const Product<T, Out>& p, int batch) 
 }
 
 template <int EPILOGUE, bool COLUMN, class T, class Out>
-__device__ __forceinline__ void store_result(const Product<T, Out>& p, int batch, int r, Sum<T, Out> sum) {
-  store<EPILOGUE>(p, batch, COLUMN ? r : 0, COLUMN ? 0 : r, sum);
+__device__ __forceinline__ void store_result(const Product<T, Out>& p, int batch, int r, Sum<T, Out> sum,
+                                             Sum<T, Out> second = {}) {
+  store<EPILOGUE>(p, batch, COLUMN ? r : 0, COLUMN ? 0 : r, sum, second);
 }
 
 // VEC elements from the k-th on: one of any stride, or several, adjacent and aligned.
@@ -44,9 +45,9 @@ template <int VEC, class T> __device__ __forceinline__ Chunk<T, VEC> chunk_of_w(
 // Stores the sum of a part of k: into C if there is one part, else in the workspace for gemv_finish.
 template <int EPILOGUE, bool COLUMN, bool PARTIAL, class T, class Out>
 __device__ __forceinline__ void store_part(const Product<T, Out>& p, const Gemv<T>& g, int batch, int r,
-                                           Sum<T, Out> sum) {
+                                           Sum<T, Out> sum, Sum<T, Out> second = {}) {
   if constexpr (!PARTIAL) {
-    store_result<EPILOGUE, COLUMN>(p, batch, r, sum);
+    store_result<EPILOGUE, COLUMN>(p, batch, r, sum, second);
   } else {
     static_cast<Sum<T, Out>*>(p.workspace)[((long long)batch * g.results + r) * gridDim.z + blockIdx.z] = sum;
   }

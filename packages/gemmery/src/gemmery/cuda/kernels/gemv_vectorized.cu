@@ -94,29 +94,36 @@ template <class T, class Out, int EPILOGUE, class Launch, int VEC, int COVER, in
 __global__ __launch_bounds__(THREADS) void gemv_vectorized(const Traced<Product<T, Out>> p) {
   constexpr bool COLUMN = Launch::COLUMN, BATCHED = Launch::BATCHED, PARTIAL = Launch::PARTIAL;
   using S = Sum<T, Out>;
-  static_assert(ROWS <= TEAM, "a member stores one row");
+  constexpr int WEIGHTS = EPILOGUE & TRACED ? int(Function::SUMS) : 1, OWN = ROWS / WEIGHTS;  // rows of each weight
+  static_assert(ROWS <= TEAM && ROWS % WEIGHTS == 0, "a member stores one row");
   int member = threadIdx.x % TEAM, team = PARTIAL ? TEAM * gridDim.z : TEAM;
-  int first = (blockIdx.x * (THREADS / TEAM) + threadIdx.x / TEAM) * ROWS;
+  int first = (blockIdx.x * (THREADS / TEAM) + threadIdx.x / TEAM) * OWN;
   int among = PARTIAL ? blockIdx.z * TEAM + member : member;
   if constexpr (Launch::OVERLAP) {  // the previous launch may still run: prefetch lines, but read nothing yet
     ptx::griddepcontrol_launch_dependents();
-    if constexpr (VEC > 1) prefetch<VEC, STEPS, ROWS>(gemv_of<COLUMN>(p, BATCHED ? blockIdx.y : 0), first, among, team);
+    if constexpr (VEC > 1 && WEIGHTS == 1)
+      prefetch<VEC, STEPS, ROWS>(gemv_of<COLUMN>(p, BATCHED ? blockIdx.y : 0), first, among, team);
     ptx::griddepcontrol_wait();
   }
   for (int batch = BATCHED ? blockIdx.y : 0; batch < (BATCHED ? p.batch : 1); batch += BATCHED ? gridDim.y : 1) {
     Gemv<T> g = gemv_of<COLUMN>(p, batch);
     const T* w[ROWS];
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) w[r] = g.w + min(first + r, g.results - 1) * g.w_row;  // all lanes shuffle
+    for (int r = 0; r < ROWS; ++r) w[r] = g.w + min(first + r % OWN, g.results - 1) * g.w_row;  // all lanes shuffle
+    if constexpr (WEIGHTS == 2) {
+#pragma unroll
+      for (int r = OWN; r < ROWS; ++r) w[r] += p.second_apart / int(sizeof(T));
+    }
     S sums[ROWS] = {};
     if (!COLUMN || VEC == 1 || is_chunked<VEC>(g)) {  // for a row x the host has checked VEC
       add_products<VEC, STEPS, COVER>(sums, g, w, among, team);
     } else {
       add_products<1, STEPS, PARTS>(sums, g, w, among, team);
     }
-    S sum = sum_of_team<TEAM>(sums, member);
-    if (member < ROWS && first + member < g.results) {
-      store_part<EPILOGUE, COLUMN, PARTIAL>(p, g, batch, first + member, sum);
+    S sum = sum_of_team<TEAM>(sums, member), second = {};
+    if constexpr (WEIGHTS == 2) second = __shfl_down_sync(0xffffffff, sum, OWN);
+    if (member < OWN && first + member < g.results) {
+      store_part<EPILOGUE, COLUMN, PARTIAL>(p, g, batch, first + member, sum, second);
     }
   }
 }

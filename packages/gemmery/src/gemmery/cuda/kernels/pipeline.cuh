@@ -16,10 +16,11 @@ template <int STAGES> struct Ring {
   }
 };
 
-// Initializes a block's barriers, by one thread: `full` is for the arrival of the producer, `empty` for the consumers'.
-template <int STAGES> __device__ __forceinline__ void init_ring(unsigned full, unsigned empty, int consumers) {
+// Initializes a block's barriers, by one thread: `full` is for the arrival of producers, `empty` for the consumers'.
+template <int STAGES>
+__device__ __forceinline__ void init_ring(unsigned full, unsigned empty, int consumers, int producers = 1) {
   for (int stage = 0; stage < STAGES; ++stage) {
-    ptx::mbarrier_init(full + 8 * stage, 1);
+    ptx::mbarrier_init(full + 8 * stage, producers);
     ptx::mbarrier_init(empty + 8 * stage, consumers);
   }
   ptx::fence_mbarrier_init();

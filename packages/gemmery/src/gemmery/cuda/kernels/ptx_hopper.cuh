@@ -26,6 +26,11 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(unsigned barrier, int 
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
+// One of the arrivals that this phase expects, when all cp.async of this thread so far have been written. sm_80.
+__device__ __forceinline__ void cp_async_mbarrier_arrive(unsigned barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 // At a barrier of any block of the cluster, an address from mapa. Its scope and that of waits stay the
 // default: .release.cluster and .acquire.cluster would order more than these hand over.
 __device__ __forceinline__ void mbarrier_arrive_cluster(unsigned barrier) {

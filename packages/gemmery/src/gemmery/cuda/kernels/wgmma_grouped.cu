@@ -146,12 +146,12 @@ struct Told : Places {
   __device__ __forceinline__ void next() { ++turn; }
 };
 
-// Brings the blocks of 64 rows of A that a tile has.
-template <class Tiles> struct GroupProducer : Producer<Tiles> {
+// Brings the blocks of 64 rows of A that a tile has, unless others bring these, and columns of B.
+template <class Tiles, bool GATHERS> struct GroupProducer : Producer<Tiles> {
   using Producer<Tiles>::Producer;
 
   template <class P> __device__ __forceinline__ void bring_tile(const P& p, Tile tile, int first, int steps) {
-    const int blocks = min((end_of<true>(p, tile.batch) - tile.row + 63) / 64, Tiles::BM / 64);
+    const int blocks = GATHERS ? 0 : min((end_of<true>(p, tile.batch) - tile.row + 63) / 64, Tiles::BM / 64);
 #pragma unroll 1
     for (int step = first; step < first + steps; ++step) {
       unsigned to = this->ring + this->now.stage * Tiles::STAGE, barrier = this->full + 8 * this->now.stage;
@@ -168,27 +168,93 @@ template <class Tiles> struct GroupProducer : Producer<Tiles> {
   }
 };
 
-template <class T, class Out, int EPILOGUE, class Tiles>
+// Rows of A that an index names, where its factors would be: tensor copies know no index. Two warps bring them, a lane
+// 16 bytes of every eighth row, swizzled as tensor copies leave them. wgmma sees what has been written by other ways
+// only after a fence behind it, so another warp waits for each stage and hands it over: who loads waits for no load.
+template <class Tiles> struct Gatherer {
+  static constexpr int THREADS = 64, ROWS = Tiles::BM / 8, BARRIERS = 8 * Tiles::STAGES;
+  static constexpr int CHUNK = 16 / int(sizeof(typename Tiles::T));  // elements
+  Ring<Tiles::STAGES> now;
+  unsigned to, full, loaded;
+
+  template <class Pipe>
+  __device__ __forceinline__ Gatherer(const Pipe& pipe, unsigned loaded)
+      : to(pipe.ring + row() * 128 + ((chunk() ^ row()) << 4)), full(pipe.full), loaded(loaded) {}
+
+  static __device__ __forceinline__ int row() { return threadIdx.x % THREADS / 8; }
+  static __device__ __forceinline__ int chunk() { return threadIdx.x % 8; }
+
+  template <class P> __device__ __forceinline__ void bring_tile(const P& p, Tile tile, int end, int first, int steps) {
+    auto index = reinterpret_cast<const long long*>(p.a_scale);
+    unsigned from[ROWS / 8];  // in chunks: each of the eight lanes that bring a row has every eighth
+#pragma unroll
+    for (int i = 0; i < ROWS / 8; ++i) {
+      const long long which = index[min(tile.row + row() + 8 * (chunk() + 8 * i), p.product.m - 1)];
+      const long long count = p.a_scale_row, inside = max(min(which < 0 ? which + count : which, count - 1), 0ll);
+      from[i] = unsigned(inside) * unsigned(p.product.a_row / CHUNK);
+    }
+    const bool both = end - tile.row > 64;
+    int k = first * Tiles::BK + chunk() * CHUNK;
+#pragma unroll 1
+    for (; steps > 0; --steps, k += Tiles::BK) {
+      ptx::mbarrier_try_wait_parity(full + 8 * (Tiles::STAGES + now.stage), now.parity ^ 1);
+#pragma unroll
+      for (int i = 0; i < ROWS; ++i) {
+        const auto* a = p.product.a + k + __shfl_sync(~0u, from[i / 8], i % 8, 8) * (long long)CHUNK;
+        if (i < 8 || both) ptx::cp_async<16>(to + now.stage * Tiles::STAGE + i * 1024, a, k < p.product.k);
+      }
+      ptx::cp_async_mbarrier_arrive(loaded + 8 * now.stage);
+      now.next();
+    }
+  }
+
+  __device__ __forceinline__ void hand_over_tile(int steps) {
+#pragma unroll 1
+    for (; steps > 0; --steps) {
+      ptx::mbarrier_try_wait_parity(loaded + 8 * now.stage, now.parity);
+      ptx::fence_proxy_async();
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(full + 8 * now.stage);
+      now.next();
+    }
+  }
+};
+
+template <class T, class Out, int EPILOGUE, class Tiles, bool GATHERS>
 __global__ void __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
     wgmma_grouped(const __grid_constant__ TmaProduct<T, Out> p) {
   extern __shared__ __align__(1024) char shared[];
   using P = Pieces<Tiles, Out, true>;
   static_assert(Tiles::BM == 128 && Tiles::STAGES + 2 <= Places::COUNT);
   Places places{ptx::shared_address(shared) + Tiles::RING + P::BYTES + 16 * Tiles::STAGES};
+  const unsigned loaded = places.at + Places::BYTES;  // barriers of stages
+  if (GATHERS && threadIdx.x / 32 == 1 && threadIdx.x % 32 < Tiles::STAGES) {
+    ptx::mbarrier_init(loaded + threadIdx.x % 32 * 8, Gatherer<Tiles>::THREADS);
+  }
   if (threadIdx.x / 32 == 1 && threadIdx.x % 32 < Places::COUNT) places.init(threadIdx.x % 32);
-  Pipeline<Tiles, P::BYTES> pipe(shared, p);
+  Pipeline<Tiles, P::BYTES> pipe(shared, p, true, GATHERS ? 2 : 1);
   Steps k = steps_of<Tiles>(p.product.k, P::STEPS);
   pipe.wait_for_launches_before();
   if (pipe.warpgroup == 0) {
     pipe.begin_producer();
     if (threadIdx.x == 0) {
-      GroupProducer<Tiles> producer(pipe);
+      GroupProducer<Tiles, GATHERS> producer(pipe);
       Groups<Tiles, TmaProduct<T, Out>> order(p);
       for (; order.more(); order.next()) {
         places.put(order.tile.batch, order.tile.row, order.tile.col, order.end);
         producer.bring_tile(p, order.tile, k.first, k.steps);
       }
       places.put(-1, 0, 0, 0);
+    }
+    if (GATHERS && threadIdx.x >= 32) {
+      Gatherer<Tiles> gatherer(pipe, loaded);
+      for (Told order(places); order.more(); order.next()) {
+        if (threadIdx.x < 64) {
+          gatherer.hand_over_tile(k.steps);
+        } else {
+          gatherer.bring_tile(p, order.tile, order.end, k.first, k.steps);
+        }
+      }
     }
   } else {
     pipe.begin_consumer();

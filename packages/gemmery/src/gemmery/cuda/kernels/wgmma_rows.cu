@@ -155,25 +155,10 @@ template <class T, class Out, int EPILOGUE, class Tiles>
 __global__ void __launch_bounds__(Pipeline<Tiles>::THREADS, 1)
     wgmma_rows(const __grid_constant__ Traced<TmaProduct<T, Out>> p) {
   extern __shared__ __align__(1024) char shared[];
-  Pipeline<Tiles> pipe(shared, p, false);
-  const Steps k = steps_of<Tiles>(p.product.k);
-  Bands<Tiles> order(p, pipe.place);
-  pipe.wait_for_launches_before();
-  if (pipe.warpgroup == 0) {
-    pipe.begin_producer();
-    if (threadIdx.x == 0) {
-      Producer<Tiles> producer(pipe);
-      for (; order.more(); order.next()) producer.bring_tile(p, order.tile, k.first, k.steps);
-    }
-  } else {
-    pipe.begin_consumer(p);
-    Consumer<Tiles> consumer(pipe);
+  using Order = Bands<Tiles>;
+  all_tiles<Tiles, Order>(p, shared, false, [&](const Consumer<Tiles>& consumer, const Order& order, int warpgroup) {
     unsigned* words = reinterpret_cast<unsigned*>(const_cast<int*>(p.offsets));
-    const int rows = order.rows() * Tiles::BM;
-    const Words exchanged = {words, words + rows * order.columns(), order.columns()};
-    for (; order.more(); order.next()) {
-      consumer.multiply_tile(k.steps);
-      finish_tile<Tiles, T, Out>(consumer, p, order.tile, pipe.warpgroup - 1, exchanged);
-    }
-  }
+    const Words exchanged = {words, words + order.rows() * Tiles::BM * order.columns(), order.columns()};
+    finish_tile<Tiles, T, Out>(consumer, p, order.tile, warpgroup, exchanged);
+  });
 }

@@ -35,15 +35,16 @@ template <class Tiles, int STAGING = 0> struct Pipeline {
   }
 
   // After it, barriers are ready in all blocks of the cluster. The launches before may not have ended. If `early`, the
-  // next launch may begin; else it may when the caller says so, or when this one ends.
+  // next launch may begin; else it may when the caller says so, or when this one ends. A stage has come when so many
+  // `producers` have said so.
   template <class P>
-  __device__ __forceinline__ Pipeline(const char* shared, const P& p, bool early = true)
+  __device__ __forceinline__ Pipeline(const char* shared, const P& p, bool early = true, int producers = 1)
       : ring(ptx::shared_address(shared)), full(ring + Tiles::RING + STAGING), empty(full + 8 * Tiles::STAGES),
         warpgroup(__shfl_sync(~0u, threadIdx.x / 128, 0)) {
     if (threadIdx.x == 0) {
       ptx::prefetch_tensormap(&p.a);
       ptx::prefetch_tensormap(&p.b);
-      init_ring<Tiles::STAGES>(full, empty, Tiles::RELEASES * place.LISTENERS);
+      init_ring<Tiles::STAGES>(full, empty, Tiles::RELEASES * place.LISTENERS, producers);
     }
     place.sync();
     if (early) ptx::griddepcontrol_launch_dependents();
@@ -204,11 +205,12 @@ template <class Tiles> __device__ __forceinline__ Steps steps_of(int k, int leas
   return {k == 0, max((k + Tiles::BK - 1) / Tiles::BK, least)};
 }
 
-// All tiles of a block, in an order that both roles walk through by themselves; sums go to C from registers.
-template <int EPILOGUE, class Tiles, class Order, template <class> class Consuming = Consumer, class T, class Out>
-__device__ __forceinline__ void specialized(const TmaProduct<T, Out>& p, const char* shared, bool early = true) {
+// All tiles of a block, in an order that both roles walk through by themselves. `finish` takes the sums of a warpgroup;
+// `early` as a Pipeline has it.
+template <class Tiles, class Order, template <class> class Consuming = Consumer, class P, class Finish>
+__device__ __forceinline__ void all_tiles(const P& p, const char* shared, bool early, Finish finish) {
   Pipeline<Tiles> pipe(shared, p, early);
-  Steps k = steps_of<Tiles>(p.product.k);
+  const Steps k = steps_of<Tiles>(p.product.k);
   Order order(p, pipe.place);
   pipe.wait_for_launches_before();
   if (pipe.warpgroup == 0) {
@@ -222,12 +224,19 @@ __device__ __forceinline__ void specialized(const TmaProduct<T, Out>& p, const c
     Consuming<Tiles> consumer(pipe);
     for (; order.more(); order.next()) {
       consumer.multiply_tile(k.steps);
-      int row = order.tile.row + Tiles::row_of(pipe.warpgroup - 1);
-      int column = order.tile.col + Tiles::column_of(pipe.warpgroup - 1);
-      consumer.template store<EPILOGUE>(p.product, order.tile.batch, row, column);
+      finish(consumer, order, pipe.warpgroup - 1);
     }
   }
   pipe.end();
+}
+
+// Sums go to C from registers.
+template <int EPILOGUE, class Tiles, class Order, template <class> class Consuming = Consumer, class T, class Out>
+__device__ __forceinline__ void specialized(const TmaProduct<T, Out>& p, const char* shared, bool early = true) {
+  all_tiles<Tiles, Order, Consuming>(p, shared, early, [&](const Consuming<Tiles>& sums, const Order& order, int i) {
+    const int row = order.tile.row + Tiles::row_of(i), column = order.tile.col + Tiles::column_of(i);
+    sums.template store<EPILOGUE>(p.product, order.tile.batch, row, column);
+  });
 }
 
 // The order of a block that has one tile.

@@ -108,7 +108,7 @@ def test_offsets_that_are_wrong_touch_nothing_outside():
         ("shares.cuh", "      count += tile;\n", ""),
         ("shares.cuh", "table[middle].x > tile", "table[middle].x >= tile"),
         ("shares.cuh", "within % across * Tiles::TOKENS, last}", "within % across * Tiles::TOKENS, last + 1}"),
-        ("wgmma_quantized.cu", "from = w + spot.group * each;", "from = w;"),
+        ("quantized_tiles.cuh", "from = w + spot.group * each;", "from = w;"),
         ("wgmma_quantized.cu", "Tiles::GROUPED ? spot.group * p.bias_row : 0", "0"),
         ("wgmma_quantized.cu", "w += spot.group * whole_bytes<Tiles>(p.product);", "w += 0;"),
         ("wgmma_quantized.cu", "if (tokens <= LESS) return", "if (tokens <= LESS + 8) return"),

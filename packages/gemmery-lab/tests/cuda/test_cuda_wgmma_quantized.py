@@ -411,7 +411,7 @@ def test_every_code_is_exact_wherever_it_stands(kind, dtype):
             "now.parity ^ 1);\n          producer.bring_x",
             "now.parity);\n          producer.bring_x",
         ),
-        ("wgmma_quantized.cu", "(Tiles::BAND * Tiles::L::CHUNK);", "Tiles::L::CHUNK;"),
+        ("quantized_tiles.cuh", "(Tiles::BAND * Tiles::L::CHUNK);", "Tiles::L::CHUNK;"),
         ("wgmma_quantized.cu", "half * (Tiles::X_BYTES >> 5)", "half * (Tiles::X_BYTES >> 4)"),
         (
             "wgmma_quantized.cu",

@@ -29,7 +29,7 @@ struct QuantizedTiles {
   // Of operands that are unpacked in turn; with many tokens four consumers have registers for one, and overlap anyway.
   static constexpr int ONE_FROM = WARPGROUPS == 4 ? (GROUPED ? 64 : 72) : WARPGROUPS == 3 && STAYS ? 112 : 192;
   static constexpr int SETS = TOKENS >= ONE_FROM ? 1 : 2;
-  static constexpr bool LATE_FACTORS = GROUPED && TOKENS > 48;  // of rows: no registers are left for them meanwhile
+  static constexpr bool LATE_FACTORS = GROUPED && TOKENS > (WAYS > 1 ? 32 : 48);  // of rows: no registers are left for them meanwhile
   static constexpr int PITCH = 144;  // bytes of a token's 64 results, and 16 so that a warp's are in all banks
   // Results and what ways exchange have the ring; or, where the block fills it for the next tile meanwhile, room of
   // their own.

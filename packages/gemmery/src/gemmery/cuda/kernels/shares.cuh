@@ -86,9 +86,9 @@ template <class Tiles> struct Experts : Steps {
 
   static __device__ __forceinline__ int rows(int n) { return (n + Tiles::ROWS - 1) / Tiles::ROWS; }
 
-  // By one warp. Each end is used as if it were at least the one before it, and at most the tokens. Whether each group
-  // has tokens for one tile across, as is assumed before the table is known.
-  template <class P> static __device__ __forceinline__ bool tell(const P& p, int2* table) {
+  // By one warp. Each end is used as if it were at least the one before it, and at most the tokens. Behind the last
+  // group, whether not each has tokens for one tile across, as is assumed before the table is known.
+  template <class P> static __device__ __forceinline__ void tell(const P& p, int2* table) {
     const int* ends = reinterpret_cast<const int*>(p.a_scale);  // `offsets` are the counters of parts
     const int lane = threadIdx.x % 32, of_group = rows(p.product.n);
     int row = 0, tile = 0;
@@ -114,7 +114,8 @@ template <class Tiles> struct Experts : Steps {
       row = __shfl_sync(~0u, end, 31);
       tile = __shfl_sync(~0u, count, 31);
     }
-    return __all_sync(~0u, assumed);
+    assumed = __all_sync(~0u, assumed);
+    if (lane == 0) table[p.product.batch].x = !assumed;
   }
 
   template <class P>

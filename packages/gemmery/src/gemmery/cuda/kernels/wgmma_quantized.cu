@@ -98,9 +98,8 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
   using Q = Quads<Tiles>;
   constexpr int TOKENS = Tiles::TOKENS, BLOCKS = Tiles::BLOCKS, WAYS = Tiles::WAYS, LINES = Tiles::LINES;
   constexpr int STAGES = Tiles::STAGES, CONSUMERS = Tiles::CONSUMERS, QUADS = Tiles::QUADS, SUMS = Tiles::SUMS;
-  constexpr bool ALONE = Tiles::GROUPED;  // one thread brings both: another knows too late where groups end
-  constexpr int LISTENERS = CONSUMERS + (ALONE ? 32 : 64);
-  constexpr int READY = 15, ALL = 14;  // barriers; 1 to LINES are of the ways of a line, those behind of one's first
+  constexpr int LISTENERS = CONSUMERS + 64;
+  constexpr int READY = 15, ALL = 14, TOLD = 13;  // barriers; 1 to LINES are of the ways of a line, those behind of one's first
   extern __shared__ __align__(1024) char shared[];
   const unsigned base = ptx::shared_address(shared), full = base + Tiles::BEHIND, empty = full + 8 * STAGES;
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
@@ -117,54 +116,56 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
       ShareOf<Tiles> share = share_of(nullptr);
       QuantizedProducer<Tiles> producer(p, share, base, full);
       // W of experts is asked for as if each had tokens for a tile; not where some have none for certain.
-      int early = min(share.count(), ALONE ? STAGES : 2);
-      if (ALONE && p.product.m < p.product.batch) early = 0;
+      int early = min(share.count(), Tiles::GROUPED ? STAGES : 2);
+      if (Tiles::GROUPED && p.product.m < p.product.batch) early = 0;
       if (ptx::elect_sync()) {  // the first copies are on their way before the others hear that there are barriers
-        constexpr int AT_FIRST = ALONE ? STAGES : 2;
-        ptx::prefetch_tensormap(&p.a);
+        constexpr int AT_FIRST = Tiles::GROUPED ? STAGES : 2;
         for (int i = 0; i < AT_FIRST; ++i) ptx::mbarrier_init(full + 8 * i, 2);
         ptx::fence_mbarrier_init();
 #pragma unroll 1
-        for (int i = 0; i < early; ++i) producer.bring_w(i);
+        for (int i = 0; i < early; ++i) {
+          producer.bring_w(now.stage);
+          now.next();
+        }
         for (int i = AT_FIRST; i < STAGES; ++i) ptx::mbarrier_init(full + 8 * i, 2);
         for (int i = 0; i < STAGES; ++i) ptx::mbarrier_init(empty + 8 * i, LINES * 4);
         ptx::fence_mbarrier_init();
       }
       __syncwarp();
       if constexpr (Tiles::GROUPED) {
-        if (Tiles::EARLY) ptx::griddepcontrol_wait();
-        const bool wrong = !Experts<Tiles>::tell(p, table);
-        if (ptx::elect_sync()) {
-          table[p.product.batch].x = wrong;
-          if (wrong) producer.drop(early);
-        }
-        __syncwarp();
-        share = share_of(table);
-        if (wrong) {
+        ptx::bar_sync(TOLD, 64);
+        if (table[p.product.batch].x) {
+          share = share_of(table);
+          if (ptx::elect_sync()) producer.drop(early);
           early = 0;
+          now = {};
           producer.start_w();
         }
-        producer.start_x();
       }
       ptx::bar_arrive(READY, LISTENERS);
       const int count = share.count();
       if (ptx::elect_sync()) {  // the same lane
-        now.stage = ALONE ? 0 : early;
 #pragma unroll 1
-        for (int i = now.stage; i < count; ++i) {
+        for (int i = early; i < count; ++i) {
           if (i >= STAGES) ptx::mbarrier_try_wait_parity(empty + 8 * now.stage, now.parity ^ 1);
-          if (!ALONE || i >= early) producer.bring_w(now.stage);
-          if (ALONE) producer.bring_x(p, now.stage);
+          producer.bring_w(now.stage);
           now.next();
         }
       }
-    } else if (!ALONE && warp == CONSUMERS / 32 + 1) {
+    } else if (warp == CONSUMERS / 32 + 1) {
+      if (ptx::elect_sync()) ptx::prefetch_tensormap(&p.a);
+      ShareOf<Tiles> share = share_of(nullptr);
+      if constexpr (Tiles::GROUPED) {
+        if (Tiles::EARLY) ptx::griddepcontrol_wait();
+        Experts<Tiles>::tell(p, table);
+        ptx::bar_sync(TOLD, 64);
+        if (table[p.product.batch].x) share = share_of(table); else share.table = table;
+      }
       ptx::bar_sync(READY, LISTENERS);
-      const ShareOf<Tiles> share = share_of(table);
       QuantizedProducer<Tiles> producer(p, share, base, full);
       const int count = share.count();
       if (ptx::elect_sync()) {
-        if (Tiles::EARLY) ptx::griddepcontrol_wait();
+        if (Tiles::EARLY && !Tiles::GROUPED) ptx::griddepcontrol_wait();
 #pragma unroll 1
         for (int i = 0; i < count; ++i) {
           if (i >= STAGES) ptx::mbarrier_try_wait_parity(empty + 8 * now.stage, now.parity ^ 1);

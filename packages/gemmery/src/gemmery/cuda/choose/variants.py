@@ -20,7 +20,7 @@ _STEP, _PART, _LINE = 128, 64, 144  # of k, rows of a chunk, bytes of a token's 
 _BRIEF = 40  # steps
 _FEWEST, _BOTH_WAYS = 8, 48  # tokens of a group, up to which the model chooses, and two ways have few tiles
 _FEW = 80  # tokens
-_ALONE = 152  # most tokens whose sums a consumer can hold twice
+_ALONE = {2: 152, 3: 104}  # most tokens whose sums each of so many consumers can hold twice
 _MANY = (1, 16, 32, 64, 128, 256, 512)  # tokens
 _WHOLE, _BLOCK = 233_472, 1024  # bytes of shared memory of a multiprocessor, and what each block takes beside its own
 
@@ -151,7 +151,7 @@ def suits(m: int, form: Format, tile: QuantizedTile, splits: int, device: Device
         return False
     if order:
         ways, parts = order
-        alone = tile.ways == 1 and tile.warpgroups == 2 and tile.tokens <= _ALONE
+        alone = tile.ways == 1 and tile.tokens <= _ALONE.get(tile.warpgroups, 0)
         if not (tile.ways == ways or alone) or 2 * ways * parts > max(steps, 2 * ways):
             return False
         inside = parts == 1 or tile.ways == 1  # one block may have all parts

@@ -5,9 +5,9 @@
 
 // WARPGROUPS of BLOCKS x 64 rows of W each, of which WAYS share rows, and one more for the producer. RESIDENT blocks on
 // a multiprocessor. DEEP: one copy loads 128 of k of the tokens; not so where k is no multiple of 64. EARLY: the launch
-// before may not have ended when this one begins, and W is asked for before it has; not so where it is of a GROUP, one
-// of several W, that ends where the launch before may say. STAYS: a block may have many tiles. TURNS: parts of k whose
-// sums one consumer adds up as those of so many ways, so that bits are the same.
+// before may not have ended when this one begins, and W is asked for before it has; where it is of a GROUP, one of
+// several W, that ends where the launch before may say, as if each had tokens for one tile. STAYS: a block may have
+// many tiles. TURNS: parts of k whose sums one consumer adds up as those of so many ways, so that bits are the same.
 template <class T, class Of, int N, int COUNT, int EACH, int SHARING, int DEPTH, int AT_A_TIME, bool IS_DEEP,
           bool IS_EARLY, bool IS_STAYING, bool HAS_GROUPS, int ALONE, int INSIDE>
 struct QuantizedTiles {
@@ -29,7 +29,7 @@ struct QuantizedTiles {
   // Of operands that are unpacked in turn; with many tokens four consumers have registers for one, and overlap anyway.
   static constexpr int ONE_FROM = WARPGROUPS == 4 ? (GROUPED ? 64 : 72) : WARPGROUPS == 3 && STAYS ? 112 : 192;
   static constexpr int SETS = TOKENS >= ONE_FROM ? 1 : 2;
-  static constexpr bool LATE_FACTORS = GROUPED && TOKENS > (WAYS > 1 ? 32 : 48);  // of rows: no registers are left for them meanwhile
+  static constexpr bool TIGHT = GROUPED && TOKENS > (WAYS > 1 ? 32 : 48);  // no register is left for what comes last
   static constexpr int PITCH = 144;  // bytes of a token's 64 results, and 16 so that a warp's are in all banks
   // Results and what ways exchange have the ring; or, where the block fills it for the next tile meanwhile, room of
   // their own.

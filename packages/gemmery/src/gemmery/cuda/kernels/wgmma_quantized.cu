@@ -99,7 +99,8 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
   constexpr int TOKENS = Tiles::TOKENS, BLOCKS = Tiles::BLOCKS, WAYS = Tiles::WAYS, LINES = Tiles::LINES;
   constexpr int STAGES = Tiles::STAGES, CONSUMERS = Tiles::CONSUMERS, QUADS = Tiles::QUADS, SUMS = Tiles::SUMS;
   constexpr int LISTENERS = CONSUMERS + 64;
-  constexpr int READY = 15, ALL = 14, TOLD = 13;  // barriers; 1 to LINES are of the ways of a line, those behind of one's first
+  // Barriers; 1 to LINES are of the ways of a line, those behind of one's first.
+  constexpr int READY = 15, ALL = 14, TOLD = 13;
   extern __shared__ __align__(1024) char shared[];
   const unsigned base = ptx::shared_address(shared), full = base + Tiles::BEHIND, empty = full + 8 * STAGES;
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
@@ -222,10 +223,12 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
       if (Tiles::EARLY) ptx::griddepcontrol_wait();
       rank = atomicAdd(counter(), 1u);
     };
-    const SharedSpot spot = share.at(tile);  // of experts a search of 500 cycles: once
+    const SharedSpot spot = share.at(tile);  // of experts a search of 500 cycles: once, where registers hold it
     const int count = Tiles::GROUPED ? spot.end - spot.token : TOKENS;
     float row_factors[BLOCKS][2];
+    auto where = [&] { return Tiles::TIGHT ? share.at(tile) : spot; };
     auto fetch_factors = [&] {
+      const SharedSpot spot = where();
       const char* w = reinterpret_cast<const char*>(p.product.b);
       if (Tiles::GROUPED) w += spot.group * whole_bytes<Tiles>(p.product);
       const float* of_rows = reinterpret_cast<const float*>(w + chunk_bytes<Tiles>(p.product));
@@ -235,7 +238,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
 #pragma unroll
       for (int i = 0; i < 2 * BLOCKS; ++i) row_factors[i / 2][i % 2] = of_rows[i / 2 * 64 + i % 2];
     };
-    if (!Tiles::LATE_FACTORS) fetch_factors();  // from memory, which takes 1000 cycles and more
+    if (!Tiles::TIGHT) fetch_factors();  // from memory, which takes 1000 cycles and more
 #pragma unroll
     for (int i = 0; i < SUMS; ++i) sums[i / (TOKENS / 2)][i % (TOKENS / 2)] = 0;
     float total[Tiles::TURNS > 1 ? SUMS : 1] = {};
@@ -385,10 +388,11 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
       }
     }
     if (mine) {
-      if (Tiles::LATE_FACTORS) fetch_factors();
+      if (Tiles::TIGHT) fetch_factors();
 #pragma unroll
       for (int block = 0; block < BLOCKS; ++block) {
         const int part = line * BLOCKS + block;
+        const SharedSpot spot = where();
         auto scaled = [&](int j, int e, int i) {
           return sums[block][4 * j + e + 2 * i] * (L::UNSCALE * row_factors[block][i]);
         };

@@ -220,8 +220,9 @@ def test_one_consumer_adds_up_parts_as_ways_do(ways):
     tile = SMALL | {"tokens": 16, "warpgroups": 4, "ways": ways, "stages": 8, "turns": 1, "shares": 1}
     wide = tile | {"warpgroups": 2, "ways": 1, "turns": ways}
     for splits in (1, 2):
-        results = [check(form, 20, config=each | {"splits": splits}) for each in (tile, wide)]
-        assert np.array_equal(*results)
+        results = [check(form, 20, config=each | {"splits": splits}) for each in (tile, wide, wide | {"warpgroups": 3})]
+        assert np.array_equal(*results[:2])
+        assert np.array_equal(*results[1:])
     staying, plain = (check(form, 40, config=wide | each) for each in ({"splits": 1}, {"runs": 4}))
     assert np.array_equal(staying, plain)
     assert not np.array_equal(results[0], check(form, 20, config=wide | {"turns": 1, "splits": 2}))
@@ -313,7 +314,7 @@ def test_registers_suffice_for_every_variant(tile, kind, runs, turns, shares):
         return
     if runs and tile.warpgroups == 4 and tile.tokens >= {1: 64, 2: 56, 4: 32}[tile.ways]:
         return
-    if max(turns, shares) > 1 and (tile.ways > 1 or tile.warpgroups > 2 or tile.tokens > 152):
+    if max(turns, shares) > 1 and (tile.ways > 1 or tile.tokens > {2: 152, 3: 104}.get(tile.warpgroups, 0)):
         return
     config = dict(zip(tile._fields, tile, strict=True)) | {"stages": depth, "splits": 1, "runs": runs}
     config |= {"turns": turns, "shares": shares}

@@ -26,10 +26,12 @@ struct QuantizedTiles {
   static constexpr int X_BYTES = TOKENS * STEP * 2, W_BYTES = PARTS * L::CHUNK;
   static constexpr int SUMS = BLOCKS * TOKENS / 2, QUADS = SUMS / 4, EXCHANGED = SUMS * 128 * 4;
   static constexpr int RING = STAGES * (X_BYTES + W_BYTES), KEPT = (SHARES > 1) * LINES * EXCHANGED;
-  // Of operands that are unpacked in turn; with many tokens four consumers have registers for one, and overlap anyway.
-  static constexpr int ONE_FROM = WARPGROUPS == 4 ? (GROUPED ? 64 : 72) : WARPGROUPS == 3 && STAYS ? 112 : 192;
+  // Of operands that are unpacked in turn; with many tokens consumers have registers for one, and overlap anyway.
+  static constexpr int ONE_OF_FOUR = !GROUPED ? 72 : WAYS > 1 ? 48 : 64;
+  static constexpr int ONE_OF_THREE = TURNS > 1 ? 104 : STAYS ? 112 : 192;
+  static constexpr int ONE_FROM = WARPGROUPS == 4 ? ONE_OF_FOUR : WARPGROUPS == 3 ? ONE_OF_THREE : 192;
   static constexpr int SETS = TOKENS >= ONE_FROM ? 1 : 2;
-  static constexpr bool TIGHT = GROUPED && TOKENS > (WAYS > 1 ? 32 : 48);  // no register is left for what comes last
+  static constexpr bool TIGHT = GROUPED && TOKENS > 48;  // no register is left for what comes last
   static constexpr int PITCH = 144;  // bytes of a token's 64 results, and 16 so that a warp's are in all banks
   // Results and what ways exchange have the ring; or, where the block fills it for the next tile meanwhile, room of
   // their own.

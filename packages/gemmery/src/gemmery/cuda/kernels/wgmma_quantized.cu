@@ -22,6 +22,9 @@ template <class Tiles> struct Quads {
     float* s = of(sums, q);
     s[0] += more.x, s[1] += more.y, s[2] += more.z, s[3] += more.w;
   }
+  static __device__ __forceinline__ float4 sum(float4 a, float4 b) {
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+  }
   static __device__ __forceinline__ void clear(Sums sums, int q) {
     float* s = of(sums, q);
     s[0] = s[1] = s[2] = s[3] = 0;
@@ -328,7 +331,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
         }
       }
     }
-    // The last block that comes adds up the parts of all, in the order of k. Of two, whose order gives the same bits,
+    // The last block that comes adds up the parts of all, in the order of k, pair after pair. Of two, whose order gives the same bits,
     // it adds the other's to its own, and waits for it where that is at its end too.
     if (parted) {
       constexpr int SLOT = LINES * QUADS * 128, DONE = 1 << 16;
@@ -369,19 +372,23 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
         }
 #pragma unroll 1
         for (int block = one; block <= last; block += Tiles::AT_ONCE) {
-          float4 more[Tiles::AT_ONCE][QUADS];
+          const float4* from[Tiles::AT_ONCE];
 #pragma unroll
           for (int i = 0; i < Tiles::AT_ONCE; ++i) {
             const int other = min(block + i, last);
-            const float4* from = parts + (2LL * other + share.second_of(other, tile)) * SLOT;
-#pragma unroll
-            for (int q = 0; q < QUADS; ++q) more[i][q] = __ldcg(from + q * 128);
+            from[i] = parts + (2LL * other + share.second_of(other, tile)) * SLOT;
           }
 #pragma unroll
-          for (int i = 0; i < Tiles::AT_ONCE; ++i) {
-            if (block + i <= last) {
+          for (int q = 0; q < QUADS; ++q) {
+            float4 more[Tiles::AT_ONCE] = {};
 #pragma unroll
-              for (int q = 0; q < QUADS; ++q) Q::add(sums, q, more[i][q]);
+            for (int i = 0; i < Tiles::AT_ONCE; ++i) {
+              if (block + i <= last) more[i] = __ldcg(from[i] + q * 128);
+            }
+#pragma unroll
+            for (int i = 0; i < Tiles::AT_ONCE; i += 2) {
+              if (block + i + 1 <= last) more[i] = Q::sum(more[i], more[i + 1]);
+              if (block + i <= last) Q::add(sums, q, more[i]);
             }
           }
         }

@@ -10,7 +10,7 @@ from gemmery.cuda.device import KNOWN
 from gemmery.cuda.weights import Format
 from gemmery.errors import EmulationError
 from mutant import edited
-from test_cuda_wgmma_quantized import SMALL, check, emulated, problem
+from test_cuda_wgmma_quantized import SMALL, TYPES, check, emulated, logical, multiplied, problem
 
 pytestmark = pytest.mark.sampled(7)
 
@@ -45,15 +45,26 @@ def test_one_consumer_adds_up_parts_as_ways_do(ways):
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize(("tokens", "order"), [(16, None), (16, 2), (48, 1)])
-def test_a_block_adds_up_a_pair_of_parts(tokens, order):
-    """Of two or four, of unequal lengths; the sums that wait are of the block's own tile."""
-    form = Format(130, 128 * 9, "int4", 128, "bf16")
+@pytest.mark.parametrize("tokens", [16, 48])
+def test_a_block_adds_up_a_pair_of_parts(tokens):
+    """Of two or four, as blocks with one each do. The last part takes the third one off, so that an order shows."""
+    form, file = Format(130, 1024, "int4", 128, "bf16"), "wgmma_quantized.cu"
+    codes, scales, *_ = logical(form)
+    codes[:, 768:], scales[:, 6:] = codes[:, 512:768], scales[:, 4:6]
+    x = np.random.default_rng(3).standard_normal((50, 1024))
+    x[:, 512:768] *= 4096
+    x[:, 768:] = -x[:, 512:768]
     tile = SMALL | {"tokens": tokens, "warpgroups": 2, "ways": 1, "stages": 4}
+    one_by_one = edited(file, "i += 2) {", "++i) {")[file].replace("block + i + 1 <=", "0 >")
     for parts in (2, 4):
         each, pairs = {"splits": parts}, {"splits": parts // 2, "shares": 2}
-        several, one = (check(form, 50, config=tile | config, order=order) for config in (each, pairs))
-        assert np.array_equal(several, one)
+        results = []
+        for config, texts in ((each, None), (pairs, None), (each, {file: one_by_one})):
+            result, findings = multiplied(form, x.astype(TYPES["bf16"]), (codes, scales), tile | config, texts)
+            assert findings == []
+            results.append(result)
+        assert np.array_equal(results[0], results[1])
+        assert np.array_equal(results[0], results[2]) is (parts == 2)
 
 
 def test_invariant_products_add_in_one_order():

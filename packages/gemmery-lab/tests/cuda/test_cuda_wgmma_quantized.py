@@ -100,11 +100,11 @@ def emulated(form, m, *, config=None, epilogue="", seed=0, order=None, texts=Non
     return inside.view(TYPES[form.dtype]).astype(float), exact, size, [str(f) for run in runs for f in run.findings]
 
 
-def multiplied(form, x, parts, config):
+def multiplied(form, x, parts, config, texts=None):
     """The product of x by the rung, and the faults of the run."""
     c = np.full((1, len(x), form.n), 0x7FFF, np.uint16)
     gemm = Gemm(x.view(np.uint16)[None], weights.arrange(form, *parts)[None, None], c, offsets=np.zeros(64, np.int32))
-    runs = run_rung(RUNG, problem(form, len(x)), config, gemm)
+    runs = run_rung(RUNG, problem(form, len(x)), config, gemm, EmulationOptions(texts=texts))
     return c[0].view(TYPES[form.dtype]).astype(float), [str(each) for run in runs for each in run.findings]
 
 

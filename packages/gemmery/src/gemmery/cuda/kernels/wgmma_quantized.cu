@@ -372,19 +372,18 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
         }
 #pragma unroll 1
         for (int block = one; block <= last; block += Tiles::AT_ONCE) {
-          unsigned from[Tiles::AT_ONCE];
+          const float4* from[Tiles::AT_ONCE];
 #pragma unroll
           for (int i = 0; i < Tiles::AT_ONCE; ++i) {
             const int other = min(block + i, last);
-            from[i] = (2 * other + share.second_of(other, tile)) * SLOT;
+            from[i] = parts + (2LL * other + share.second_of(other, tile)) * SLOT;
           }
 #pragma unroll
           for (int q = 0; q < QUADS; ++q) {
             float4 more[Tiles::AT_ONCE] = {};
 #pragma unroll
             for (int i = 0; i < Tiles::AT_ONCE; ++i) {
-              if (q % 8 == 0) ptx::computed_here(from[i]);  // else all are read first, for which registers are short
-              if (block + i <= last) more[i] = __ldcg(parts + from[i] + q * 128);
+              if (block + i <= last) more[i] = __ldcg(from[i] + q * 128);
             }
 #pragma unroll
             for (int i = 0; i < Tiles::AT_ONCE; i += 2) {

@@ -154,10 +154,10 @@ def suits(m: int, form: Format, tile: QuantizedTile, splits: int, device: Device
         alone = tile.ways == 1 and tile.tokens <= _ALONE.get(tile.warpgroups, 0)
         if not (tile.ways == ways or alone) or 2 * ways * parts > max(steps, 2 * ways):
             return False
-        held = _shares(splits, order)  # by a block: one part, or a pair of two or four
+        shares = _shares(splits, order)  # by a block: one part, or a pair of two or four
         stays = tiles > device.sms and tile.tokens >= _FEW
-        pair = held == 2 and parts <= 4 and tile.ways == 1
-        return (held == 1 or pair) and splits <= parts and (splits > 0 or stays)
+        pair = shares == 2 and parts <= 4 and tile.ways == 1
+        return (shares == 1 or pair) and splits <= parts and (splits > 0 or stays)
     if tile.ways == 1 and tile.warpgroups == 2 and tile.tokens < _FEW:  # only timed with an order
         return False
     if splits == 0:

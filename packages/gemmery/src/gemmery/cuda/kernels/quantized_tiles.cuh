@@ -40,7 +40,7 @@ struct QuantizedTiles {
   static constexpr int BEHIND = EXCHANGE_END > RING + KEPT ? EXCHANGE_END : RING + KEPT;
   // Whether the last of two blocks keeps its part: with few tokens a second trip to L2 costs more than the bytes.
   static constexpr bool PAIRS = !GROUPED && TOKENS > 32 && TOKENS < 256;
-  static constexpr int AT_ONCE = QUADS > 2 ? 2 : 4;  // parts of a tile that are read together
+  static constexpr int AT_ONCE = GROUPED && QUADS > 4 ? 1 : QUADS > 2 ? 2 : 4;  // parts of a tile, read together
   static constexpr int TABLE = BEHIND + (16 * STAGES + 4 * LINES + 7) / 8 * 8;  // of groups
   // Whether what a block needs of a step is one piece. Of three chunks it is in two bands every other time.
   static constexpr bool ONE_PIECE = BAND % PARTS == 0;

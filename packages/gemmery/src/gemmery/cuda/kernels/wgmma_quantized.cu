@@ -387,7 +387,9 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
             }
 #pragma unroll
             for (int i = 0; i < Tiles::AT_ONCE; i += 2) {
-              if (block + i + 1 <= last) more[i] = Q::sum(more[i], more[i + 1]);
+              if constexpr (Tiles::AT_ONCE > 1) {
+                if (block + i + 1 <= last) more[i] = Q::sum(more[i], more[i + 1]);
+              }
               if (block + i <= last) Q::add(sums, q, more[i]);
             }
           }

@@ -44,10 +44,10 @@ NAMES = dict(zip("ngbwsrx", ("tokens", "warpgroups", "blocks", "ways", "stages",
 
 def multiply(x, whole, form, bias, activation):
     """Return activation(x W' + bias) for an arranged weight, as layers compute it."""
-    known = by_torch._known(x, whole, form, bias, activation)
-    if isinstance(known, str):
-        raise RefusedError(known)
-    return by_torch._run(x, whole, bias, known)
+    result = by_torch._product(x, whole, form, bias, activation)
+    if result is None:
+        raise RefusedError(f"no kernel multiplies {tuple(x.shape)} by {form}")
+    return result
 
 
 def logical(form, seed=0):

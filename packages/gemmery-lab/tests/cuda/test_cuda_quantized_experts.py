@@ -93,6 +93,24 @@ def test_blocks_share_a_tile_where_many_would_be_idle():
         assert (right and findings == []) is invariant
 
 
+@pytest.mark.parametrize(
+    ("n", "k", "ends", "runs"),
+    [
+        (131, 1664, [3, 8, 14, 19], 5),  # each group has one tile across: what was asked for is wanted
+        (131, 1664, [3, 3, 14, 29], 5),  # one has none, another two
+        (131, 128, [8, 9, 10], 0),  # fewer steps than stages
+        (64, 2560, [5, 9], 4),  # runs that end with a tile
+        (64, 2560, [0, 9], 5),
+    ],
+)
+def test_weights_are_asked_for_before_groups_are_known(n, k, ends, runs):
+    """In each order of blocks the same bits, whether what was asked for is wanted or not."""
+    form, config = Format(n, k, "int4", 128, "bf16"), {"runs": runs}
+    results = [multiplied(form, ends[-1] + 1, ends, config=config, order=order) for order in (None, 1)]
+    assert all(right and findings == [] for _, right, findings in results)
+    assert np.array_equal(results[0][0], results[1][0])
+
+
 def test_offsets_that_are_wrong_touch_nothing_outside():
     _, right, findings = multiplied(Format(64, 128, "int4", 128, "bf16"), 12, [4, -7, 900, 2])
     assert findings == []
@@ -108,10 +126,14 @@ def test_offsets_that_are_wrong_touch_nothing_outside():
         ("shares.cuh", "      count += tile;\n", ""),
         ("shares.cuh", "table[middle].x > tile", "table[middle].x >= tile"),
         ("shares.cuh", "within % across * Tiles::TOKENS, last}", "within % across * Tiles::TOKENS, last + 1}"),
-        ("wgmma_quantized.cu", "from = w + spot.group * each;", "from = w;"),
+        ("quantized_tiles.cuh", "from = w + spot.group * each;", "from = w;"),
         ("wgmma_quantized.cu", "Tiles::GROUPED ? spot.group * p.bias_row : 0", "0"),
         ("wgmma_quantized.cu", "w += spot.group * whole_bytes<Tiles>(p.product);", "w += 0;"),
         ("wgmma_quantized.cu", "if (tokens <= LESS) return", "if (tokens <= LESS + 8) return"),
+        ("wgmma_quantized.cu", "if (ptx::elect_sync()) producer.drop(early);", ""),
+        ("wgmma_quantized.cu", "          producer.start_w();\n", ""),
+        ("quantized_tiles.cuh", "ptx::mbarrier_try_wait_parity(full + 8 * i, 0);", ""),
+        ("shares.cuh", "        assumed &= count == (group + 1) * of_group;\n", ""),
     ],
 )
 def test_a_kernel_that_is_wrong_is_told(file, old, new):

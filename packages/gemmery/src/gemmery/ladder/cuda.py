@@ -58,7 +58,7 @@ def _geometry(name: str, problem: Problem, config: Config) -> Geometry:
     )
     form, lines = format_of(problem), warpgroups // max(ways, 1)
     parts, threads, steps = lines * blocks, 128 * (warpgroups + 1), form.places[1]
-    shares = min(shares, steps) if config["runs"] or config["splits"] == 1 else 1
+    shares = min(shares, steps) if config["runs"] or config["splits"] <= 2 else 1
     if warpgroups % ways or parts not in (1, 2, 3, 4):
         raise RefusedError(f"{warpgroups} warpgroups, {ways} for {blocks} x 64 rows: a block has 64 to 256 rows")
     if max(turns, shares) > 1 and ways > 1:
@@ -66,6 +66,8 @@ def _geometry(name: str, problem: Problem, config: Config) -> Geometry:
         raise RefusedError(
             f"{each}={config[each]}, ways={ways}: parts of k have a consumer each, or one has all; take {each}=1"
         )
+    if shares > 2:
+        raise RefusedError(f"shares={shares}: parts of k are added in pairs; take 1 or 2")
     if stages < 2 * ways or stages % ways:
         raise RefusedError(
             f"stages={stages}, ways={ways}: a consumer hands a stage back when it has the next one, and would wait for "
@@ -195,7 +197,7 @@ GEMM_QUANTIZED = (
             "runs": (0, 132, 264),
             "late": (0, 1),
             "turns": (0, 1, 2, 4),
-            "shares": (0, 1, 2, 4, 8),
+            "shares": (0, 1, 2),
         },
         lesson=(
             "With rows of W as the M side and tokens as the N side, a product of 8 tokens takes a sixteenth of the "

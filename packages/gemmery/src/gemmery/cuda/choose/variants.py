@@ -31,7 +31,7 @@ class QuantizedTile(NamedTuple):
 # Six warpgroups in three ways, clusters, and two blocks of 64 rows of a warpgroup, gained nothing
 # (docs/findings/quantized_products.md).
 QUANTIZED = (
-    *(QuantizedTile(tokens, 4, 1, 4, 24, 1) for tokens in (8, 16, 24, 32, 48, 56, 64, 72, 80)),
+    *(QuantizedTile(tokens, 4, 1, 4, 24, 1) for tokens in (8, 16, 24, 32, 48, 56, 64, 72)),  # 80 spill
     *(QuantizedTile(tokens, 4, 1, 2, 8, 1) for tokens in (8, 16, 24, 32, 48, 56, 64, 72, 80, 96)),
     *(QuantizedTile(tokens, 4, 1, 1, 8, 1) for tokens in (8, 16, 24, 32, 48, 64, 72, 80, 96)),
     *(QuantizedTile(tokens, 3, 1, 1, 8, 1) for tokens in range(72, 129, 8)),  # where 128 and 256 rows leave a round
@@ -93,7 +93,7 @@ _STEP, _PART, _LINE = 128, 64, 144  # of k, rows of a chunk, bytes of a token's 
 _BRIEF = 40  # steps
 _FEWEST, _BOTH_WAYS = 8, 48  # tokens of a group, up to which the model chooses, and two ways have few tiles
 _FEW = 80  # tokens
-_ALONE = 152  # most tokens whose sums a consumer can hold twice
+_ALONE = {2: 152, 3: 104}  # most tokens whose sums each of so many consumers can hold twice
 _MANY = (1, 16, 32, 64, 128, 256, 512)  # tokens
 _WHOLE, _BLOCK = 233_472, 1024  # bytes of shared memory of a multiprocessor, and what each block takes beside its own
 
@@ -149,7 +149,7 @@ def _best(
     each = [(cycles(m, form, *pair, device, costs, order), pair) for pair in pairs or [(tiles[0], parts)]]
     least, (tile, splits) = min(each, key=lambda pair: pair[0])
     names = dict(zip(QuantizedTile._fields, tile, strict=True))
-    shares = parts if splits <= 1 else 1
+    shares = _shares(splits, order)
     names |= {"stages": stages(form, tile, not splits, shares > 1), "splits": splits or 1, "shares": shares}
     names["runs"] = 0 if splits else device.sms * tile.resident
     names["turns"] = ways if tile.ways == 1 else 1
@@ -213,7 +213,7 @@ def suits(m: int, form: Format, tile: QuantizedTile, splits: int, device: Device
     by one after the other, and in how many blocks.
     """
     spills = _spills(tile) or (tile.resident == 2 and tile.tokens == 16)  # the latter with zero points and NVFP4
-    if not stages(form, tile, not splits, _keeps(splits, order)) or (splits == 0 and spills):
+    if not stages(form, tile, not splits, _shares(splits, order) > 1) or (splits == 0 and spills):
         return False
     tiles, steps = _tiles(m, form, tile), form.places[1]
     if tile.tokens < min(m, 32 if m <= 64 else 48) or (tile.tokens >= 2 * m and tile.tokens > 8):
@@ -224,12 +224,13 @@ def suits(m: int, form: Format, tile: QuantizedTile, splits: int, device: Device
         return False
     if order:
         ways, parts = order
-        alone = tile.ways == 1 and tile.warpgroups == 2 and tile.tokens <= _ALONE
+        alone = tile.ways == 1 and tile.tokens <= _ALONE.get(tile.warpgroups, 0)
         if not (tile.ways == ways or alone) or 2 * ways * parts > max(steps, 2 * ways):
             return False
-        inside = parts == 1 or tile.ways == 1  # one block may have all parts
-        stays = splits == 0 and tiles > device.sms and tile.tokens >= _FEW
-        return splits == parts or (inside and (splits == 1 or stays))
+        shares = _shares(splits, order)  # by a block: one part, or a pair of two or four
+        stays = tiles > device.sms and tile.tokens >= _FEW
+        pair = shares == 2 and parts <= 4 and tile.ways == 1
+        return (shares == 1 or pair) and splits <= parts and (splits > 0 or stays)
     if tile.ways == 1 and tile.warpgroups == 2 and tile.tokens < _FEW:  # only timed with an order
         return False
     if splits == 0:
@@ -241,9 +242,9 @@ def suits(m: int, form: Format, tile: QuantizedTile, splits: int, device: Device
     return splits == 1 or tiles * splits <= device.sms * tile.resident
 
 
-def _keeps(splits: int, order: tuple[int, ...]) -> bool:
-    """Return True if a block has all parts of k that others would have."""
-    return splits <= 1 and order[1:] > (1,)
+def _shares(splits: int, order: tuple[int, ...]) -> int:
+    """Return how many of the parts of k that an order has a block has."""
+    return order[1] // max(splits, 1) if order else 1
 
 
 def _spills(tile: QuantizedTile) -> bool:
@@ -295,8 +296,8 @@ def cycles(
     beside = -(-at_once // device.sms)  # blocks of a multiprocessor
     w_bytes, x_bytes = parts * form.chunk, tile.tokens * _STEP * 2
     own = rounds * steps / splits if splits else rounds * steps + cut * steps / slots
-    keeps = _keeps(splits, order)
-    depth, store = stages(form, tile, not splits, keeps), parts * _PART * tile.tokens * 2 / costs.store
+    shares = _shares(splits, order)
+    depth, store = stages(form, tile, not splits, shares > 1), parts * _PART * tile.tokens * 2 / costs.store
     first = min(depth, own)
     hard = (form.kind, form.dtype) not in (("int4", "bf16"), ("int4_close", "f16")) or form.group in (16, 32)
     pending = costs.pending[bool(order)] if tile.ways == 1 else 0
@@ -311,8 +312,7 @@ def cycles(
     )
     total = (own - costs.ahead * first) * step + costs.start[tile.resident - 1] + costs.end + store
     total += (rounds - 1 + (cut > 0)) * (store + (costs.end if splits else costs.next)) + (cut > 0) * costs.cut
-    if keeps:
-        total += rounds * (order[1] - 1) * parts * _PART * tile.tokens * 8 / costs.inside
+    total += rounds * (shares - 1) * parts * _PART * tile.tokens * 8 / costs.inside
     if splits > 1 or cut:
         total += costs.split + costs.part * max(splits, 2) + parts * _PART * tile.tokens * 8 / costs.exchange
     return total

@@ -80,17 +80,19 @@ template <class Tiles> struct Share : Steps {
 // those that have tokens. Each block has whole tiles, or, where that would leave many idle, an equal run of steps.
 template <class Tiles> struct Experts : Steps {
   static constexpr int CUT = 10;  // steps that take as long as to add up the parts of a tile that two blocks have
-  const int2* table;              // of each group: the tiles up to its last one, and where it ends
-  int groups, tiles, run, more;
+  const int2* table;  // of each group: the tiles up to its last one, and where it ends; null while it is not known
+  int groups, of_group, tiles, blocks, run, more;
   bool cuts;
 
   static __device__ __forceinline__ int rows(int n) { return (n + Tiles::ROWS - 1) / Tiles::ROWS; }
 
-  // By one warp. Each end is used as if it were at least the one before it, and at most the tokens.
+  // By one warp. Each end is used as if it were at least the one before it, and at most the tokens. Behind the last
+  // group, whether not each has tokens for one tile across, as is assumed before the table is known.
   template <class P> static __device__ __forceinline__ void tell(const P& p, int2* table) {
     const int* ends = reinterpret_cast<const int*>(p.a_scale);  // `offsets` are the counters of parts
     const int lane = threadIdx.x % 32, of_group = rows(p.product.n);
     int row = 0, tile = 0;
+    bool assumed = true;
 #pragma unroll 1
     for (int first = 0; first < p.product.batch; first += 32) {
       const int group = first + lane;
@@ -105,19 +107,26 @@ template <class Tiles> struct Experts : Steps {
         if (lane >= d) count += left;
       }
       count += tile;
-      if (group < p.product.batch) table[group] = make_int2(count, end);
+      if (group < p.product.batch) {
+        table[group] = make_int2(count, end);
+        assumed &= count == (group + 1) * of_group;
+      }
       row = __shfl_sync(~0u, end, 31);
       tile = __shfl_sync(~0u, count, 31);
     }
+    assumed = __all_sync(~0u, assumed);
+    if (lane == 0) table[p.product.batch].x = !assumed;
   }
 
   template <class P>
-  __device__ __forceinline__ Experts(const P& p, const int2* table) : table(table), groups(p.product.batch) {
-    const int blocks = gridDim.x;
+  __device__ __forceinline__ Experts(const P& p, const int2* table)
+      : table(table), groups(p.product.batch), of_group(rows(p.product.n)), blocks(gridDim.x) {
     steps = (p.product.k + Tiles::STEP - 1) / Tiles::STEP;
-    tiles = table[groups - 1].x;
+    tiles = table ? table[groups - 1].x : groups * of_group;
     const int idle = ((tiles + blocks - 1) / blocks * blocks - tiles) * steps;
     cuts = !p.band && idle > tiles * steps / 10 + blocks * CUT;
+    // Runs that end with a tile, where few blocks have none then: 64 tiles have 128 of 132.
+    if (cuts && tiles && blocks % tiles * 16 < blocks) blocks -= blocks % tiles;
     const int units = cuts ? tiles * steps : tiles;
     run = units / blocks;
     more = units % blocks;
@@ -125,6 +134,7 @@ template <class Tiles> struct Experts : Steps {
   }
   __device__ __forceinline__ SharedSpot at(int tile) const {
     if (tile >= tiles) return {0, 0, 0, 0};
+    if (!table) return {tile / of_group, tile % of_group * Tiles::PARTS, 0, 0};
     int low = 0, high = groups - 1;  // the first group whose tiles go beyond this one
     while (low < high) {
       const int middle = (low + high) / 2;
@@ -136,7 +146,7 @@ template <class Tiles> struct Experts : Steps {
     return {low, within / across * Tiles::PARTS, before.y + within % across * Tiles::TOKENS, last};
   }
   __device__ __forceinline__ int begin_of(int block) const {
-    return (block * run + min(block, more)) * (cuts ? 1 : steps);
+    return (min(block, blocks) * run + min(block, more)) * (cuts ? 1 : steps);
   }
   __device__ __forceinline__ int block_of(int step) const {
     int of_longer = more * (run + 1);

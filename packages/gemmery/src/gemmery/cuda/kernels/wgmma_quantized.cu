@@ -9,153 +9,8 @@
 #include "epilogue.cuh"
 #include "levels.cuh"
 #include "pipeline.cuh"
-#include "shares.cuh"
+#include "quantized_tiles.cuh"
 #include "staged.cuh"
-
-// WARPGROUPS of BLOCKS x 64 rows of W each, of which WAYS share rows, and one more for the producer. RESIDENT blocks on
-// a multiprocessor. DEEP: one copy loads 128 of k of the tokens; not so where k is no multiple of 64. EARLY: the launch
-// before may not have ended when this one begins, and W is asked for before it has; not so where it is of a GROUP, one
-// of several W, that ends where the launch before may say. STAYS: a block may have many tiles. TURNS: parts of k whose
-// sums one consumer adds up as those of so many ways, so that bits are the same.
-template <class T, class Of, int N, int COUNT, int EACH, int SHARING, int DEPTH, int AT_A_TIME, bool IS_DEEP,
-          bool IS_EARLY, bool IS_STAYING, bool HAS_GROUPS, int ALONE, int INSIDE>
-struct QuantizedTiles {
-  using L = Of;
-  static constexpr bool GROUPED = HAS_GROUPS, STAYS = IS_STAYING;
-  static constexpr int TOKENS = N, WARPGROUPS = COUNT, BLOCKS = EACH, WAYS = SHARING, STAGES = DEPTH;
-  static constexpr int RESIDENT = AT_A_TIME, STEP = 128, TURNS = ALONE, SHARES = INSIDE;
-  static constexpr bool DEEP = IS_DEEP, EARLY = IS_EARLY;
-  static constexpr int CONSUMERS = WARPGROUPS * 128, THREADS = CONSUMERS + 128;
-  // Of what the block was launched with: a setmaxnreg that asks for more than the others gave back waits for ever.
-  static constexpr int LAUNCHED = 65536 / RESIDENT / THREADS / 8 * 8, PRODUCER = 32;
-  static constexpr int EACH_MAY = (LAUNCHED * (WARPGROUPS + 1) - PRODUCER) / WARPGROUPS / 8 * 8;
-  static constexpr int CONSUMER = EACH_MAY < 232 ? EACH_MAY : 232;
-  static constexpr int LINES = WARPGROUPS / WAYS, PARTS = LINES * BLOCKS, ROWS = PARTS * 64;
-  static constexpr int BAND = 4;  // chunks of 64 rows that lie together for each step of k
-  static constexpr int X_BYTES = TOKENS * STEP * 2, W_BYTES = PARTS * L::CHUNK;
-  static constexpr int SUMS = BLOCKS * TOKENS / 2, QUADS = SUMS / 4, EXCHANGED = SUMS * 128 * 4;
-  static constexpr int RING = STAGES * (X_BYTES + W_BYTES), KEPT = (SHARES > 1) * LINES * EXCHANGED;
-  // Of operands that are unpacked in turn; with many tokens four consumers have registers for one, and overlap anyway.
-  static constexpr int ONE_FROM = WARPGROUPS == 4 ? (GROUPED ? 64 : 72) : WARPGROUPS == 3 && STAYS ? 112 : 192;
-  static constexpr int SETS = TOKENS >= ONE_FROM ? 1 : 2;
-  static constexpr int PITCH = 144;  // bytes of a token's 64 results, and 16 so that a warp's are in all banks
-  // Results and what ways exchange have the ring; or, where the block fills it for the next tile meanwhile, room of
-  // their own.
-  static constexpr int STAGED = PARTS * TOKENS * PITCH, STAGED_AT = STAYS ? RING + KEPT : 0;
-  static constexpr int EXCHANGE = STAGED_AT + STAGED, EXCHANGE_END = EXCHANGE + (WAYS - 1) * LINES * EXCHANGED;
-  static constexpr int BEHIND = EXCHANGE_END > RING + KEPT ? EXCHANGE_END : RING + KEPT;
-  // Whether the last of two blocks keeps its part: with few tokens a second trip to L2 costs more than the bytes.
-  static constexpr bool PAIRS = !GROUPED && TOKENS > 32 && TOKENS < 256;
-  static constexpr int AT_ONCE = QUADS > 4 ? 1 : QUADS > 2 ? 2 : 4;  // parts of a tile that are read together
-  static constexpr int TABLE = BEHIND + (16 * STAGES + 4 * LINES + 7) / 8 * 8;  // of groups
-  // Whether what a block needs of a step is one piece. Of three chunks it is in two bands every other time.
-  static constexpr bool ONE_PIECE = BAND % PARTS == 0;
-  static_assert(PARTS <= BAND && WARPGROUPS % WAYS == 0, "what a block needs of a step is in two bands at most");
-  static_assert(TURNS * SHARES == 1 || WAYS == 1, "parts have a consumer each, or one has all");
-  static_assert(STAGES % WAYS == 0 && STAGES >= 2 * WAYS, "a consumer else waits for a stage that it holds");
-};
-
-// Bytes of the chunks of a W, which its rows' factors follow, and of both.
-template <class Tiles, class P> __device__ __forceinline__ long long chunk_bytes(const P& p) {
-  const long long bands = (p.n + 64 * Tiles::BAND - 1) / (64 * Tiles::BAND);
-  return bands * ((p.k + 127) / 128) * Tiles::BAND * Tiles::L::CHUNK;
-}
-template <class Tiles, class P> __device__ __forceinline__ long long whole_bytes(const P& p) {
-  return chunk_bytes<Tiles>(p) + (p.n + 64 * Tiles::BAND - 1) / (64 * Tiles::BAND) * (256LL * Tiles::BAND);
-}
-
-// Where the i-th of so many parts of a count begins.
-template <int PARTS> __device__ __forceinline__ int part_of(int count, int i) {
-  return i * (count / PARTS) + min(i, count % PARTS);
-}
-
-// The steps of a tile in the order in which its consumers take them: the first of each part, the second of each.
-template <int PARTS> struct Walk {
-  int step, part, each, longer, count, left;
-
-  __device__ __forceinline__ void set(int begin, int stop) {
-    step = begin, part = 0, left = count = stop - begin;
-    each = count / PARTS, longer = count % PARTS;
-  }
-  __device__ __forceinline__ bool next() {  // false after the last one
-    step += each + (part < longer);
-    if (++part == PARTS) part = 0, step -= count - 1;
-    return --left > 0;
-  }
-};
-
-template <class Tiles> using ShareOf = typename Select<Tiles::GROUPED, Experts<Tiles>, Share<Tiles>>::type;
-
-// What one thread does for W and another for the tokens: bring steps, each as soon as a stage is empty. One for both
-// takes 332 cycles a step.
-template <class Tiles> struct QuantizedProducer {
-  const ShareOf<Tiles>& share;
-  const char* w;
-  const long long each;  // bytes of a group's
-  const int bands;
-  const char* from;  // of W: the first piece of the tile
-  long long behind;  // from that to the piece in the next band
-  int size;          // of the first piece
-  unsigned ring, full;
-  int w_tile, x_tile, token;
-  Walk<Tiles::WAYS> of_w, of_x;
-
-  template <class P>
-  __device__ __forceinline__ QuantizedProducer(const P& p, const ShareOf<Tiles>& share, unsigned ring, unsigned full)
-      : share(share), w(reinterpret_cast<const char*>(p.product.b)),
-        each(Tiles::GROUPED ? whole_bytes<Tiles>(p.product) : 0),
-        bands((p.product.n + 64 * Tiles::BAND - 1) / (64 * Tiles::BAND)), ring(ring), full(full) {
-    w_tile = x_tile = share.first;
-    of_x.set(share.begin(x_tile), share.stop(x_tile));
-    token = share.at(x_tile).token;
-    enter();
-  }
-  __device__ __forceinline__ void enter() {
-    const SharedSpot spot = share.at(w_tile);
-    long long band = spot.part / Tiles::BAND;
-    from = w + spot.group * each;
-    from += (band * share.steps * Tiles::BAND + spot.part % Tiles::BAND) * Tiles::L::CHUNK;
-    if constexpr (!Tiles::ONE_PIECE) {
-      const int within = spot.part % Tiles::BAND, chunks = Tiles::BAND - within;
-      size = min(chunks, Tiles::PARTS) * Tiles::L::CHUNK;
-      // Behind the last band there is none: rows that no one needs have weights of its first ones.
-      behind = ((band + 1 < bands ? share.steps * Tiles::BAND : 0) - within) * (long long)Tiles::L::CHUNK;
-    }
-    of_w.set(share.begin(w_tile), share.stop(w_tile));
-  }
-  __device__ __forceinline__ void bring_w(int stage) {
-    ptx::mbarrier_arrive_expect_tx(full + 8 * stage, Tiles::W_BYTES);
-    const char* piece = from + of_w.step * (long long)(Tiles::BAND * Tiles::L::CHUNK);
-    const unsigned to = ring + Tiles::STAGES * Tiles::X_BYTES + stage * Tiles::W_BYTES;
-    if constexpr (Tiles::ONE_PIECE) {
-      ptx::cp_async_bulk_load(to, piece, Tiles::W_BYTES, full + 8 * stage);
-    } else {
-      ptx::cp_async_bulk_load(to, piece, size, full + 8 * stage);
-      if (size < Tiles::W_BYTES) {
-        ptx::cp_async_bulk_load(to + size, piece + behind, Tiles::W_BYTES - size, full + 8 * stage);
-      }
-    }
-    if (!of_w.next()) {
-      ++w_tile;
-      enter();
-    }
-  }
-  template <class P> __device__ __forceinline__ void bring_x(const P& p, int stage) {
-    const unsigned to = ring + stage * Tiles::X_BYTES, barrier = full + 8 * stage;
-    const int x_step = of_x.step;
-    ptx::mbarrier_arrive_expect_tx(barrier, Tiles::X_BYTES);
-    if constexpr (Tiles::DEEP) {
-      ptx::cp_async_bulk_tensor_load(to, &p.a, 0, token, 2 * x_step, barrier);
-    } else {
-      ptx::cp_async_bulk_tensor_load(to, &p.a, x_step * Tiles::STEP, token, 0, barrier);
-      ptx::cp_async_bulk_tensor_load(to + Tiles::X_BYTES / 2, &p.a, x_step * Tiles::STEP + 64, token, 0, barrier);
-    }
-    if (!of_x.next()) {
-      token = share.at(++x_tile).token;
-      of_x.set(share.begin(x_tile), share.stop(x_tile));
-    }
-  }
-};
 
 // Places of float4 of sums: q-th of a thread, of its tile's blocks.
 template <class Tiles> struct Quads {
@@ -166,6 +21,9 @@ template <class Tiles> struct Quads {
   static __device__ __forceinline__ void add(Sums sums, int q, float4 more) {
     float* s = of(sums, q);
     s[0] += more.x, s[1] += more.y, s[2] += more.z, s[3] += more.w;
+  }
+  static __device__ __forceinline__ float4 sum(float4 a, float4 b) {
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
   }
   static __device__ __forceinline__ void clear(Sums sums, int q) {
     float* s = of(sums, q);
@@ -243,64 +101,75 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
   using Q = Quads<Tiles>;
   constexpr int TOKENS = Tiles::TOKENS, BLOCKS = Tiles::BLOCKS, WAYS = Tiles::WAYS, LINES = Tiles::LINES;
   constexpr int STAGES = Tiles::STAGES, CONSUMERS = Tiles::CONSUMERS, QUADS = Tiles::QUADS, SUMS = Tiles::SUMS;
-  constexpr bool ALONE = Tiles::GROUPED;  // one thread brings both: another knows too late where groups end
-  constexpr int LISTENERS = CONSUMERS + (ALONE ? 32 : 64);
-  constexpr int READY = 15, ALL = 14;  // barriers; 1 to LINES are of the ways of a line, those behind of one's first
+  constexpr int LISTENERS = CONSUMERS + 64;
+  // Barriers; 1 to LINES are of the ways of a line, those behind of one's first.
+  constexpr int READY = 15, ALL = 14, TOLD = 13;
   extern __shared__ __align__(1024) char shared[];
   const unsigned base = ptx::shared_address(shared), full = base + Tiles::BEHIND, empty = full + 8 * STAGES;
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-  auto share_of = [&] {
-    if constexpr (Tiles::GROUPED) {
-      return Experts<Tiles>(p, reinterpret_cast<const int2*>(shared + Tiles::TABLE));
-    } else {
-      return Share<Tiles>(p);
-    }
+  int2* table = reinterpret_cast<int2*>(shared + Tiles::TABLE);
+  auto share_of = [&](const int2* table) {
+    if constexpr (Tiles::GROUPED) return Experts<Tiles>(p, table);
+    else return Share<Tiles>(p);
   };
 
   if (warp >= CONSUMERS / 32) {
     ptx::setmaxnreg_dec<Tiles::PRODUCER>();
     Ring<STAGES> now;
     if (warp == CONSUMERS / 32) {
-      if constexpr (Tiles::GROUPED) {
-        if (Tiles::EARLY) ptx::griddepcontrol_wait();
-        Experts<Tiles>::tell(p, reinterpret_cast<int2*>(shared + Tiles::TABLE));
-        __syncwarp();
-      }
-      const ShareOf<Tiles> share = share_of();
+      ShareOf<Tiles> share = share_of(nullptr);
       QuantizedProducer<Tiles> producer(p, share, base, full);
-      const int count = share.count(), early = min(count, 2);
+      // W of experts is asked for as if each had tokens for a tile; not where some have none for certain.
+      int early = min(share.count(), Tiles::GROUPED ? STAGES : 2);
+      if (Tiles::GROUPED && p.product.m < p.product.batch) early = 0;
       if (ptx::elect_sync()) {  // the first copies are on their way before the others hear that there are barriers
-        ptx::prefetch_tensormap(&p.a);
-        for (int i = 0; i < 2; ++i) ptx::mbarrier_init(full + 8 * i, 2);
+        constexpr int AT_FIRST = Tiles::GROUPED ? STAGES : 2;
+        for (int i = 0; i < AT_FIRST; ++i) ptx::mbarrier_init(full + 8 * i, 2);
         ptx::fence_mbarrier_init();
 #pragma unroll 1
         for (int i = 0; i < early; ++i) {
-          producer.bring_w(i);
-          if (ALONE) producer.bring_x(p, i);
+          producer.bring_w(now.stage);
+          now.next();
         }
-        for (int i = 2; i < STAGES; ++i) ptx::mbarrier_init(full + 8 * i, 2);
+        for (int i = AT_FIRST; i < STAGES; ++i) ptx::mbarrier_init(full + 8 * i, 2);
         for (int i = 0; i < STAGES; ++i) ptx::mbarrier_init(empty + 8 * i, LINES * 4);
         ptx::fence_mbarrier_init();
       }
       __syncwarp();
+      if constexpr (Tiles::GROUPED) {
+        ptx::bar_sync(TOLD, 64);
+        if (table[p.product.batch].x) {
+          share = share_of(table);
+          if (ptx::elect_sync()) producer.drop(early);
+          early = 0;
+          now = {};
+          producer.start_w();
+        }
+      }
       ptx::bar_arrive(READY, LISTENERS);
+      const int count = share.count();
       if (ptx::elect_sync()) {  // the same lane
-        now.stage = early;
 #pragma unroll 1
         for (int i = early; i < count; ++i) {
           if (i >= STAGES) ptx::mbarrier_try_wait_parity(empty + 8 * now.stage, now.parity ^ 1);
           producer.bring_w(now.stage);
-          if (ALONE) producer.bring_x(p, now.stage);
           now.next();
         }
       }
-    } else if (!ALONE && warp == CONSUMERS / 32 + 1) {
+    } else if (warp == CONSUMERS / 32 + 1) {
+      if (ptx::elect_sync()) ptx::prefetch_tensormap(&p.a);
+      ShareOf<Tiles> share = share_of(nullptr);
+      if constexpr (Tiles::GROUPED) {
+        if (Tiles::EARLY) ptx::griddepcontrol_wait();
+        Experts<Tiles>::tell(p, table);
+        ptx::bar_sync(TOLD, 64);
+        if (table[p.product.batch].x) share = share_of(table); else share.table = table;
+      }
       ptx::bar_sync(READY, LISTENERS);
-      const ShareOf<Tiles> share = share_of();
       QuantizedProducer<Tiles> producer(p, share, base, full);
       const int count = share.count();
       if (ptx::elect_sync()) {
-        if (Tiles::EARLY) ptx::griddepcontrol_wait();
+        if (Tiles::EARLY && !Tiles::GROUPED) ptx::griddepcontrol_wait();
 #pragma unroll 1
         for (int i = 0; i < count; ++i) {
           if (i >= STAGES) ptx::mbarrier_try_wait_parity(empty + 8 * now.stage, now.parity ^ 1);
@@ -315,7 +184,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
   ptx::setmaxnreg_inc<Tiles::CONSUMER>();
   ptx::bar_sync(READY, LISTENERS);
   if (Tiles::EARLY) ptx::griddepcontrol_launch_dependents();
-  const ShareOf<Tiles> share = share_of();
+  const ShareOf<Tiles> share = share_of(table);
   const int group = warp / 4, line = group % LINES, way = group / LINES, thread = threadIdx.x % 128;
   const unsigned first_x = descriptor<true>(base);
   const unsigned chunks = base + STAGES * Tiles::X_BYTES + line * BLOCKS * L::CHUNK;
@@ -328,7 +197,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
   unsigned a[Tiles::SETS][4][4];
   L levels[BLOCKS];
   int stage = way;
-  unsigned parity = 0;
+  unsigned parity = Tiles::GROUPED ? table[p.product.batch].x : 0;  // a phase has passed where W was asked for in vain
   auto fetch = [&] {
     ptx::mbarrier_try_wait_parity(full + 8 * stage, parity);
     const unsigned at = stage * Tiles::W_BYTES;
@@ -357,10 +226,12 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
       if (Tiles::EARLY) ptx::griddepcontrol_wait();
       rank = atomicAdd(counter(), 1u);
     };
-    const int count = Tiles::GROUPED ? share.at(tile).end - share.at(tile).token : TOKENS;
+    const SharedSpot spot = share.at(tile);  // of experts a search of 500 cycles: once, where registers hold it
+    const int count = Tiles::GROUPED ? spot.end - spot.token : TOKENS;
     float row_factors[BLOCKS][2];
+    auto where = [&] { return Tiles::TIGHT ? share.at(tile) : spot; };
     auto fetch_factors = [&] {
-      const SharedSpot spot = share.at(tile);
+      const SharedSpot spot = where();
       const char* w = reinterpret_cast<const char*>(p.product.b);
       if (Tiles::GROUPED) w += spot.group * whole_bytes<Tiles>(p.product);
       const float* of_rows = reinterpret_cast<const float*>(w + chunk_bytes<Tiles>(p.product));
@@ -370,7 +241,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
 #pragma unroll
       for (int i = 0; i < 2 * BLOCKS; ++i) row_factors[i / 2][i % 2] = of_rows[i / 2 * 64 + i % 2];
     };
-    if (!Tiles::GROUPED) fetch_factors();  // now, since they come from memory, where there are registers for them
+    if (!Tiles::TIGHT) fetch_factors();  // from memory, which takes 1000 cycles and more
 #pragma unroll
     for (int i = 0; i < SUMS; ++i) sums[i / (TOKENS / 2)][i % (TOKENS / 2)] = 0;
     float total[Tiles::TURNS > 1 ? SUMS : 1] = {};
@@ -460,7 +331,7 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
         }
       }
     }
-    // The last block that comes adds up the parts of all, in the order of k. Of two, whose order gives the same bits,
+    // The last block that comes adds up the parts of all, in the order of k, pair after pair. Of two, whose order gives the same bits,
     // it adds the other's to its own, and waits for it where that is at its end too.
     if (parted) {
       constexpr int SLOT = LINES * QUADS * 128, DONE = 1 << 16;
@@ -501,30 +372,36 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
         }
 #pragma unroll 1
         for (int block = one; block <= last; block += Tiles::AT_ONCE) {
-          float4 more[Tiles::AT_ONCE][QUADS];
+          const float4* from[Tiles::AT_ONCE];
 #pragma unroll
           for (int i = 0; i < Tiles::AT_ONCE; ++i) {
             const int other = min(block + i, last);
-            const float4* from = parts + (2LL * other + share.second_of(other, tile)) * SLOT;
-#pragma unroll
-            for (int q = 0; q < QUADS; ++q) more[i][q] = __ldcg(from + q * 128);
+            from[i] = parts + (2LL * other + share.second_of(other, tile)) * SLOT;
           }
 #pragma unroll
-          for (int i = 0; i < Tiles::AT_ONCE; ++i) {
-            if (block + i <= last) {
+          for (int q = 0; q < QUADS; ++q) {
+            float4 more[Tiles::AT_ONCE] = {};
 #pragma unroll
-              for (int q = 0; q < QUADS; ++q) Q::add(sums, q, more[i][q]);
+            for (int i = 0; i < Tiles::AT_ONCE; ++i) {
+              if (block + i <= last) more[i] = __ldcg(from[i] + q * 128);
+            }
+#pragma unroll
+            for (int i = 0; i < Tiles::AT_ONCE; i += 2) {
+              if constexpr (Tiles::AT_ONCE > 1) {
+                if (block + i + 1 <= last) more[i] = Q::sum(more[i], more[i + 1]);
+              }
+              if (block + i <= last) Q::add(sums, q, more[i]);
             }
           }
         }
       }
     }
     if (mine) {
-      if (Tiles::GROUPED) fetch_factors();
+      if (Tiles::TIGHT) fetch_factors();
 #pragma unroll
       for (int block = 0; block < BLOCKS; ++block) {
         const int part = line * BLOCKS + block;
-        const SharedSpot spot = share.at(tile);
+        const SharedSpot spot = where();
         auto scaled = [&](int j, int e, int i) {
           return sums[block][4 * j + e + 2 * i] * (L::UNSCALE * row_factors[block][i]);
         };

@@ -63,7 +63,7 @@ def _features(target: Target) -> dict[str, bool]:
 
 
 # With codegen level 0, the first product takes 50 ms less, and no product more: this code runs once a product or part.
-# Basic blocks of emulated kernels take level 1: at level 0 they take 0.1 more time, at 3 no less (docs/benchmarks).
+# Basic blocks of emulated kernels take level 1: level 0 takes 28 ms for 25 (simt_smem of benchmarks/emulator_speed.py).
 _LEVELS = {"pool": 0, "emulated blocks": 1}
 
 

@@ -310,8 +310,8 @@ def _joined(selector: Operand, sides: list[list[int]]) -> list[list[int]]:
     """Return those of two operands of which a constant selector takes bytes."""
     if not isinstance(selector, Immediate):
         return sides
-    taken = {selector.bits >> 4 * byte + 2 & 1 for byte in range(4)}
-    return [sides[number] for number in sorted(taken)]
+    numbers = {selector.bits >> 4 * byte + 2 & 1 for byte in range(4)}
+    return [sides[number] for number in sorted(numbers)]
 
 
 def _selected(name: str, known: list[Any], sides: list[Any], bad: Any) -> Any:

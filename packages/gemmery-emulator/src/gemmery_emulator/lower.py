@@ -23,7 +23,7 @@ from gemmery_emulator.hopper.wgmma import checked_sums
 from gemmery_emulator.instructions import find, written
 from gemmery_emulator.machine import Machine
 from gemmery_emulator.op import Mask, Op
-from gemmery_emulator.ptx import Address, Instruction, Label, Not, Operand, PtxKernel, Special, names_of
+from gemmery_emulator.ptx import Address, Immediate, Instruction, Label, Not, Operand, PtxKernel, Special, names_of
 from gemmery_emulator.ptx.body import SWITCH, case
 from gemmery_emulator.ptx.module import without_collection
 from gemmery_emulator.steps import Faster, Handler, Lowering, Read, Step, refused
@@ -283,11 +283,13 @@ def checked(lowering: Lowering, instruction: Instruction, index: int, step: Step
         deciding = operands[1:]
     values = [lowering.read(each, "pred", instruction) for each in deciding]
     sides = [list(each_bit(slots_of(lowering, [each]) & lowering.followed)) for each in operands[1:3]]
+    if joins := opcode.spelling == "prmt.b32":
+        sides = _joined(operands[3], sides)
 
     def run(machine: Machine, mask: Mask) -> None:
         unit, accessed = machine.unit(Unwritten), None
         bad, first = unit.read(index, reads)
-        if values and bad.any():
+        if (values or joins) and bad.any():
             known = [read(machine.registers) for read in values]
             bad = _selected(opcode.name, known, [unit.read(index, side)[0] for side in sides], bad)
         if address is not None and spelled is not None:
@@ -304,12 +306,22 @@ def checked(lowering: Lowering, instruction: Instruction, index: int, step: Step
     return run
 
 
+def _joined(selector: Operand, sides: list[list[int]]) -> list[list[int]]:
+    """Return those of two operands of which a constant selector takes bytes."""
+    if not isinstance(selector, Immediate):
+        return sides
+    numbers = {selector.bits >> 4 * byte + 2 & 1 for byte in range(4)}
+    return [sides[number] for number in sorted(numbers)]
+
+
 def _selected(name: str, known: list[Any], sides: list[Any], bad: Any) -> Any:
     """Return the threads whose selection, conjunction or product depends on a value from nowhere."""
     if name == WGMMA:  # a product that does not add to its sums
         return bad & known[0]
     if name == "selp":
         return np.where(known[0], *sides)
+    if name == "prmt":  # as for loads, of bytes of which some are written: NVRTC pads what dp2a.lo reads half of
+        return sides[0] & sides[-1]
     decides = [(value == (name == "or")) & ~side for value, side in zip(known, sides, strict=True)]
     return bad & ~(decides[0] | decides[1])  # the value of one operand alone gives the result
 

@@ -108,12 +108,19 @@ __global__ void f(float* x, int n) {
   for (int i = 0; i < n; i++) s += x[i];
   x[64 + threadIdx.x] = s;
 }"""
+JOINED = """
+__global__ void f(float* x, int n) {
+  unsigned both;
+  asm volatile("{ .reg .b32 none; prmt.b32 %0, %1, none, BYTES; }" : "=r"(both) : "r"(n));
+  x[threadIdx.x + 64] = both & 0xff;
+}"""
 UNWRITTEN = {
     "mma": (MMA.replace("INIT", ""), MMA.replace("INIT", "= {}")),
     "sum": (ACCUMULATED.replace("INIT", ""), ACCUMULATED.replace("INIT", "= 0")),
     "array": (OWN.replace("AT", "threadIdx.x % 8"), OWN.replace("AT", "threadIdx.x % 4 * 7 % 8")),
     "asm": (ASM.replace("LIMIT", "32"), ASM.replace("LIMIT", "n")),
     "best": (None, BEST),
+    "bytes": (JOINED.replace("BYTES", "0x7654"), JOINED.replace("BYTES", "0x5410")),
 }  # fmt: skip
 
 

@@ -115,7 +115,7 @@ def test_an_access_is_kept_when_the_first_block_comes_to_it():
 def test_a_ragged_product_of_each_rung_has_its_pictures(rung):
     """Where a tile is larger than the product some accesses have no active lane in the first block."""
     dtype, taken = rung.dtypes[0], 0
-    for m, n, k in ((1, 1, 1), (7, 7, 7), (1, 33, 33), (33, 33, 33), (33, 48, 48)):
+    for m, n, k in ((1, 1, 1), (7, 7, 7), (1, 33, 33), (33, 33, 33), (33, 48, 48), (16, 16, 16)):
         problem = Problem(m, n, k, dtype, dtypes.written(dtype), device="h200")
         try:
             chosen = count_rung(rung, problem, rung.default, "sm_90a").chosen

@@ -39,16 +39,16 @@ def frames_of(f: Function) -> tuple[FrameFields, FrameFields]:
 class _Warp:
     """What the lanes of a warp access: relative to the line of the first one, 0 for inactive lanes."""
 
-    def __init__(self, f: Function, g: FrameFields, mask: Value, t: Value) -> None:
-        self._f, self._g, self._mask, self._t = f, g, mask, t
+    def __init__(self, f: Function, g: FrameFields, mask: Value, t: Value, offset: Value) -> None:
+        self._f, self._g, self._mask, self._t, self._offset = f, g, mask, t, offset
         self.bits = g.bits_of(g.flagged(mask, t, WARP))
 
     def read(self, whole: bool) -> None:
         """Load the addresses; `whole` where all lanes are known to be active."""
         f, addresses = self._f, self._g.pointer("addresses")
         first = f.index(0) if whole else f.intrinsic("llvm.cttz.i64", "i64", self.bits, Value(f, "i1", "true"))
-        self.line = self._g.word(addresses, self._t + first) & -128
-        base = f.broadcast(self.line, LANES)
+        self.line = (self._g.word(addresses, self._t + first) + self._offset) & -128
+        base = f.broadcast(self.line - self._offset, LANES)
         self.relative = [f.load(_WIDE, addresses + (self._t + half) * WORD) - base for half in _HALVES]
         if not whole:
             self._masks = [self._g.flagged(self._mask, self._t + half) for half in _HALVES]
@@ -100,7 +100,7 @@ def _seek(module: Module) -> None:
     """Return the number of the entry for what a warp accesses, a new one where there is none."""
     with module.function("seek", *OF_ACCESS, ("i64", "t"), ("i64", "own"), local=True, returns="i64") as f:
         g, d = frames_of(f)
-        entries, slots, warp = g.pointer("entries"), g.pointer("slots"), _Warp(f, g, f["mask"], f["t"])
+        entries, slots, warp = g.pointer("entries"), g.pointer("slots"), _Warp(f, g, f["mask"], f["t"], d.get("offset"))
         warp.read(False)
         hashed = warp.hashed(f["own"])
         at, place = f.var((hashed >> 32) & (frames.SLOTS - 1)), f.var(f.index(0))
@@ -127,11 +127,11 @@ def _look(module: Module) -> None:
     with module.function("look", *OF_ACCESS, local=True, returns="i64") as f:
         g, d = frames_of(f)
         entry_of_warp, entries, other_end = g.pointer("found"), g.pointer("entries"), g.pointer("read_found")
-        number, paired = d.get("number"), d.get("paired").differs(0)
+        number, offset, paired = d.get("number"), d.get("offset"), d.get("paired").differs(0)
         least, most, every = f.var(f.index(1 << 62)), f.var(f.index(-(1 << 62))), f.var(f.index(0))
         place, own, latest = f.var(f.index(0)), f.var(number), f.var(d.get("latest"))
         with f.loop(0, g.get("threads"), WARP) as t:
-            warp = _Warp(f, g, f["mask"], t)
+            warp = _Warp(f, g, f["mask"], t, offset)
             place.value = f.index(frames.NOT_ACTIVE)
             with f.if_(paired):
                 own.value = number + ((g.word(other_end, t >> 5) + 1) << frames.PAIR_AT)
@@ -206,7 +206,7 @@ def _within(module: Module) -> None:
         g.leave_if(most + width <= g.word(arrays, place.value * 2 + 1), 0)
         n = g.called("list", f["ctx"], f["mask"])
         with f.loop(0, n) as i:
-            address = g.word(addresses, g.listed(g.pointer("listed"), i))
+            address = g.word(addresses, g.listed(g.pointer("listed"), i)) + d.get("offset")
             start, stop = g.word(arrays, place.value * 2), g.word(arrays, place.value * 2 + 1)
             with f.if_(f.emit("i1", f"or {address < start}, {(address + width > stop).text}")):
                 place.value = g.called("find", f["ctx"], address, width)
@@ -290,7 +290,8 @@ def _access(module: Module) -> None:
         g.called("tally", f["ctx"], f["desc"], f["mask"])
         with f.if_(d.get("kept").differs(0)):  # for pictures of what a later store copies
             stored, threads = d.pointer("kept"), g.get("threads")
+            offset = f.broadcast(d.get("offset"), LANES)
             with f.loop(0, threads, LANES) as t:
-                f.store(f.load(_WIDE, g.pointer("addresses") + t * WORD), stored + t * WORD)
+                f.store(f.load(_WIDE, g.pointer("addresses") + t * WORD) + offset, stored + t * WORD)
                 f.store(f.load(vector(LANES, "i8"), f["mask"] + t), stored + (threads * WORD + t))
         f.ret(f.index(0))

@@ -17,7 +17,7 @@ from gemmery.banks import WARP
 from gemmery.cpu.ir import Function, Module, Value
 from gemmery.cpu.ir_types import SIZES, element_of, mangle, vector
 from gemmery_emulator.kernels.native.block_operations import TYPES, TracedLanes, gathered, lanes, value_of
-from gemmery_emulator.kernels.native.frames import ACCESS, CONTEXT, ENTRY, IN_ROWS, LANES, WORD, FrameFields
+from gemmery_emulator.kernels.native.frames import ACCESS, ADDRESSES, CONTEXT, ENTRY, IN_ROWS, LANES, WORD, FrameFields
 from gemmery_emulator.kernels.native.translation import (
     AsyncCopy,
     BlockParameter,
@@ -29,6 +29,7 @@ from gemmery_emulator.kernels.native.translation import (
     WarpExchange,
 )
 from gemmery_emulator.op import NUMPY
+from gemmery_emulator.ptx import Operand, Register
 
 
 def module(translation: Translation, blocks: Iterable[int]) -> Module:
@@ -72,6 +73,7 @@ class _Function:
             targets = " ".join(f"i64 {entry}, label %from{entry}" for entry in entries)
             f.line(f"switch i64 %start, label %from{block.first} [ {targets} ]")
             bounds = [*cuts, last]
+            self._at_hand = dict[Operand, str]()  # the bases of addresses that are in memory, and where
             for start, stop in zip(entries, bounds, strict=True):
                 if start != block.first:
                     f.line(f"br label %from{start}")
@@ -88,6 +90,19 @@ class _Function:
                 else:
                     self._call(stop)
 
+    def _forget(self, indices: range) -> None:
+        """Forget the addresses from registers that instructions write."""
+        written = {slot for index in indices for slot in self._translation.written(index)}
+        for base in [*self._at_hand]:
+            if isinstance(base, Register) and self._translation.program.slots[base.name] in written:
+                del self._at_hand[base]
+
+    def _in_place(self, form: InstructionForm | None) -> int | None:
+        """Return the register that has the addresses of an access, but for its offset, if one does."""
+        base = form.place.base if isinstance(form, Move) else None
+        slot = self._translation.program.slots[base.name] if isinstance(base, Register) else None
+        return slot if slot is not None and self._translation.stored[slot][1:] == "8" else None
+
     def _at(self, name: str) -> int:
         return WORD * CONTEXT.index(name)
 
@@ -95,6 +110,10 @@ class _Function:
         """Call the function of an access, which checks and counts it."""
         f, fields = self._f, self._fields
         record = fields.pointer("access") + WORD * len(ACCESS) * self._translation.number[index]
+        form = self._translation.forms[index]
+        slot = self._in_place(form)
+        own = self._at_hand[form.place.base] if isinstance(form, Move) and slot is None else ADDRESSES[0]
+        f.store(fields.pointer(own) if slot is None else self.pointer(slot), fields.at("addresses"), 8)
         passed = f.result_of(f.load("ptr", record, 8), "i64", f["ctx"], record, f["mask"])
         with f.if_(passed.differs(0)):
             self._fields.leave(index + 1)
@@ -104,14 +123,15 @@ class _Function:
         """Move the data of the access before, unless Python has executed it."""
         f, fields, element = self._f, self._fields, TYPES[NUMPY[move.kind]]
         type_, stored = lanes(element), [value_of(f, read(group.registers), NUMPY[move.kind]) for read in move.reads]
-        loaded = {slot: f.var(group.of(slot)) for slot in self._translation.written(index)}
+        kinds = {slot: self._translation.stored[slot] for slot in self._translation.written(index)}
+        loaded = {slot: f.var(f.zero(lanes(TYPES[kind]))) for slot, kind in kinds.items()}
         base, names = group.pointer(move.space.replace("global", "memory")), ("addresses", "bases", "found", "entries")
         addresses, bases, entry_of_warp, entries = map(group.pointer, names)
         values = [f.var(f.zero(type_)) for _ in move.writes]
         with f.if_(self._passed.value.differs(0)):
-            t, memory = group.t, base
+            t, memory = group.t, base + move.offset
             if move.space == "shared":
-                memory = base + fields.word(bases, t)
+                memory = memory + fields.word(bases, t & -WARP)
             first, in_rows = fields.word(addresses, t), f.index(0)
             if len(stored or values) == 1:
                 in_rows = fields.word(entries, fields.word(entry_of_warp, t >> 5) * ENTRY + IN_ROWS)
@@ -137,14 +157,18 @@ class _Function:
                 write(group.registers, None, TracedLanes(f, value.value, np.dtype(NUMPY[move.kind])))
             for slot, var in loaded.items():
                 var.value = group.of(slot)
+                del group._values[slot]
+        with f.else_():
+            for slot, var in loaded.items():
+                var.value = group.of(slot)
         for slot, var in loaded.items():
-            group[slot] = TracedLanes(f, var.value, np.dtype(self._translation.stored[slot]))
+            group[slot] = TracedLanes(f, var.value, np.dtype(kinds[slot]))
 
     def _exchange(self, form: WarpExchange) -> None:
         """Let the lanes of each warp exchange what they hold."""
         f = self._f
         with self._group() as group:
-            passed = group.pointer("addresses") + (group.t & -WARP) * _passed_size(form)
+            passed = group.pointer(ADDRESSES[0]) + (group.t & -WARP) * _passed_size(form)
             results = form.emit(f, passed, group.t, *(read(group.registers) for read in form.sources))
             for write, result in zip(form.targets, results, strict=False):
                 write(group.registers, None, result)
@@ -156,14 +180,21 @@ class _Function:
         """
         f, block = self._f, self._block
         guard = block.guard if ends and block.way in ("branch", "exit") else None
-        if not indices and guard is None and moves is None and (form is None or isinstance(form, CopyGroup)):
+        self._forget(range(max(indices.start - 1, block.first), indices.stop))
+        ready = form is None or isinstance(form, CopyGroup) or self._in_place(form) is not None
+        ready = ready or (isinstance(form, Move) and form.place.base in self._at_hand)
+        if isinstance(form, Move) and not ready:
+            free = [name for name in ADDRESSES[1:] if name not in self._at_hand.values()]
+            self._at_hand[form.place.base] = free[0] if free else self._at_hand.pop(next(iter(self._at_hand)))
+        if not indices and guard is None and moves is None and ready:
             return
         with self._group() as group:
             if moves is not None:
                 self._move(group, indices.start - 1, moves)
             for index in indices:
                 self.instruction(group, self._translation.forms[index])
-            self._hand_over(group, form)
+            if not ready:
+                self._hand_over(group, form)
             if guard is not None:
                 goes = value_of(f, guard(group.registers), "?")
                 f.store(f.convert("zext", goes, "i8"), group.pointer("goes") + group.t)
@@ -184,7 +215,8 @@ class _Function:
         """Store what an access or an exchange takes: addresses, who reads, or what each lane holds."""
         f = self._f
         moves = (form,) if isinstance(form, Move) else form.ends[::-1] if isinstance(form, AsyncCopy) else ()
-        for move, name in zip(moves, ("addresses", "sources"), strict=False):
+        own = self._at_hand[form.place.base] if isinstance(form, Move) else ADDRESSES[0]
+        for move, name in zip(moves, (own, "sources"), strict=False):
             f.store(value_of(f, move.address(group.registers), "i8"), group.pointer(name) + group.at(WORD))
         if isinstance(form, AsyncCopy):
             reads: Any = np.uint8(1)  # 0 for nothing, 3 for some bytes
@@ -196,7 +228,7 @@ class _Function:
         elif isinstance(form, WarpExchange):
             value = value_of(f, form.passed(group.registers), NUMPY[form.kind])
             value = f.convert("zext", value, "i8") if form.kind == "pred" else value
-            f.store(value, group.pointer("addresses") + group.at(_passed_size(form)))
+            f.store(value, group.pointer(ADDRESSES[0]) + group.at(_passed_size(form)))
 
     def _group(self) -> _Group:
         return _Group(self._translation, self._f, self)
@@ -216,7 +248,6 @@ class _Group:
         self._written: list[int] = []
         self._ahead = list[str]()  # what comes before the loop
         self._pointers: dict[int | str, Value] = {}
-        self._offsets: dict[int, Value] = {}
 
     def __enter__(self) -> _Group:
         f = self._f
@@ -245,9 +276,7 @@ class _Group:
 
     def at(self, size: int) -> Value:
         """Return the offset of the threads' values of so many bytes."""
-        if size not in self._offsets:
-            self._offsets[size] = self.t * size
-        return self._offsets[size]
+        return self.t * size
 
     def of(self, slot: int) -> Value:
         """Return the values of a register."""

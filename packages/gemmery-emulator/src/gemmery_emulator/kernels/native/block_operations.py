@@ -105,7 +105,7 @@ class TracedLanes(NDArrayOperatorsMixin):
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, dtype: Any = None, **other: Any) -> Any:
         if method != "__call__" or other:
             raise UncodedError(ufunc)
-        kinds = tuple(type(each) if isinstance(each, bool | int | float) else each.dtype for each in inputs)
+        kinds = tuple(each.dtype if hasattr(each, "dtype") else type(each) for each in inputs)  # np.float64 is a float
         *kinds_in, kind_out = _loop(ufunc, kinds, None if dtype is None else np.dtype(dtype))
         values = [self._lanes(each, kind) for each, kind in zip(inputs, kinds_in, strict=True)]
         return TracedLanes(self.f, self._called(ufunc.__name__, kinds_in[0], *values), kind_out)
@@ -276,7 +276,7 @@ def has_code(target: Target, kinds: tuple[object, ...], step: Callable[..., Any]
             for slot, value in registers.items():
                 value_of(trial, value, stored[slot])
             _coded[target, kinds] = True
-        except (AttributeError, EmulationError, KeyError, TypeError, ValueError):
+        except (EmulationError, UncodedError):
             _coded[target, kinds] = False
     return _coded[target, kinds]
 

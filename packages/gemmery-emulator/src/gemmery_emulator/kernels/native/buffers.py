@@ -7,7 +7,7 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
-from gemmery_emulator.kernels.native.frames import ENTRIES, ENTRY, LANES, SLOTS, WIDEST
+from gemmery_emulator.kernels.native.frames import ADDRESSES, ENTRIES, ENTRY, LANES, SLOTS, WIDEST
 
 KEPT = 2  # sets of arrays that wait for the next chunk
 LINE = 64  # bytes of a line of a cache
@@ -28,7 +28,7 @@ class Buffers:
         self.places = np.zeros(threads, np.int32)
         self.mask, self.ran, self.goes = np.zeros((3, threads + LANES), np.uint8)
         self.full = np.ones(threads + LANES, np.uint8)
-        self.addresses, self.sources, self.bases = np.zeros((3, threads), np.int64)
+        self.sources, self.bases, *self.addresses = np.zeros((2 + len(ADDRESSES), threads), np.int64)
         self.reads = np.zeros(threads, np.uint8)
         self._copies: tuple[NDArray[np.int64], NDArray[np.uint8]] | None = None
         self.lanes, self.every_lane = np.zeros(threads + 1, np.int32), np.arange(threads, dtype=np.int32)

@@ -130,7 +130,7 @@ class Native:
                 fields = {
                     "call": functions["copy" if form.what else "access"], "shared": form.space == "shared",
                     "mark": index << INDEX_AT | (UNDER_WAY if form.what else 0), "stores": form.stores,
-                    "width": form.width, "latest": frames.ENTRIES,
+                    "width": form.width, "latest": frames.ENTRIES, "offset": form.offset,
                     "number": number + 1, "paired": bool(form.what) and form.stores,
                 }  # fmt: skip
             for name, value in fields.items():

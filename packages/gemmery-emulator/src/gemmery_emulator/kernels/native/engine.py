@@ -24,7 +24,7 @@ from gemmery_emulator.kernels.native import frames
 from gemmery_emulator.kernels.native.block_copies import CopyRows
 from gemmery_emulator.kernels.native.buffers import Buffers
 from gemmery_emulator.kernels.native.compiling import CALL, CALL_THREAD, PAUSE, USUAL, USUAL_THREAD, Native, Ways, turns
-from gemmery_emulator.kernels.native.frames import CONTEXT, ENTRIES, Record
+from gemmery_emulator.kernels.native.frames import ADDRESSES, CONTEXT, ENTRIES, Record
 from gemmery_emulator.kernels.native.sharing import Races, count_entries
 from gemmery_emulator.kernels.native.translation import AsyncCopy, CopyGroup, Move
 from gemmery_emulator.lockstep import LockStep
@@ -311,13 +311,14 @@ class BlockEngine:
         }  # fmt: skip
         buffers = {
             "places": self._places, "mask": self._mask, "full": self._full, "ran": self._ran,
-            "registers": self._registers, "addresses": own.addresses, "lanes": own.lanes,
+            "registers": self._registers, "lanes": own.lanes,
             "every_lane": own.every_lane, "before": own.touched[0], "where": own.touched[1],
             "stamps": own.touched[2], "who": own.touched[3], "goes": own.goes, "blocks": self._blocks.words,
             "access": self._accesses.words, "found": own.found, "read_found": own.read_found,
             "sources": own.sources, "reads": own.reads,
             "parameters": machine.parameters, "memory": machine.memory.data, "shared": machine.shared.data,
             "bases": own.bases, "arrays": self._arrays, "entries": self._entries, "slots": self._slots,
+            **dict(zip(ADDRESSES, own.addresses, strict=True)),
         }  # fmt: skip
         for name, value in (*numbers.items(), *buffers.items()):
             self._context.set(name, value)

@@ -20,10 +20,11 @@ IN_ROWS = 4  # the word that says whether the addresses of each vector of lanes 
 BOUNDS = (5, 6, 7)  # the words with the least and the greatest of the addresses, and all their bits
 RELATIVE = 8  # the word of an entry with its first address
 
+ADDRESSES = ("own_addresses", "first_base", "second_base", "third_base", "fourth_base")  # what accesses add offsets to
 # A launch: sizes, where threads are, buffers by thread, tables of blocks and registers, memory, races, counts.
 CONTEXT = [
     "threads", "block_threads", "warps", "stop", "at", "uniform", "steps", "budget", "elapsed", "ended", "places",
-    "mask", "full", "ran", "registers", "addresses", "sources", "reads", "lanes",
+    "mask", "full", "ran", "registers", "addresses", *ADDRESSES, "sources", "reads", "lanes",
     "every_lane", "before", "where",
     "stamps", "who", "goes", "blocks", "access", "parameters", "memory", "shared", "bases", "shared_limit", "arrays",
     "array_count", "alike", "clocked", "known", "clock", "each_warp", "ticks", "clock_limit", "many", "seen_by_all",
@@ -35,7 +36,7 @@ CONTEXT = [
 ]  # fmt: skip
 # An instruction that accesses memory.
 ACCESS = [
-    "call", "mark", "shared", "stores", "width", "follows", "access", "seen", "latest", "number", "refused",
+    "call", "mark", "shared", "stores", "width", "follows", "access", "seen", "latest", "offset", "number", "refused",
     "kept", "paired", "pending",
 ]  # fmt: skip
 # A copy that has begun: the record of its end in shared memory, and its group; and the bytes of the widest.

@@ -74,12 +74,12 @@ class _Touched:
         """List what is touched and check it: `own` gives where a thread's places begin and its stamp; `check` takes a
         place, a stamp and a thread.
         """
-        f, pieces = self.f, self.d.get("width") >> shift
+        f, pieces, offset = self.f, self.d.get("width") >> shift, self.d.get("offset")
         self._count = f["n"] * pieces
         with f.loop(0, f["n"]) as i:
             t = self.g.listed(f["lanes"], i)
             begin, stamp = own(t)
-            first = (self.g.word(self._addresses, t) >> shift) + begin
+            first = ((self.g.word(self._addresses, t) + offset) >> shift) + begin
             with f.loop(0, pieces) as piece:
                 place = first + piece
                 for table, value in ((self._where, place), (self._stamps, stamp), (self._threads, t)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import count, repeat
 from typing import Any
@@ -54,6 +54,7 @@ class Move:
     address: Read
     reads: tuple[Read, ...] = ()  # of the elements of a store
     writes: tuple[Write, ...] = ()  # of those of a load
+    offset: int = 0  # what it adds to `address`
     what: str = ""  # the kind of its events; "" for that of loads and stores
 
 
@@ -205,8 +206,8 @@ class Translation:
             return None
         if not self._addressed(place):
             return None
-        address = self._lowering.address(place, instruction)
-        return Move(not loads, spelled.space, kind, spelled.width, place, address, reads, writes)
+        address = self._lowering.address(replace(place, offset=0), instruction)  # so that others may share it
+        return Move(not loads, spelled.space, kind, spelled.width, place, address, reads, writes, place.offset)
 
     def _pointed(self, base: Operand) -> int | None:
         """Return the offset among the parameters that an address stands for, also one in a register."""

@@ -20,7 +20,7 @@ from typing import TypeVar
 from gemmery_emulator import access, atomics, control, fragments, printing, textures
 from gemmery_emulator.blackwell import tcgen05
 from gemmery_emulator.control import BARRIERS
-from gemmery_emulator.hopper import cluster, mbarrier, transfers, wgmma
+from gemmery_emulator.hopper import async_stores, cluster, mbarrier, transfers, wgmma
 from gemmery_emulator.op import SPACES, Op, Traits
 from gemmery_emulator.ops import convert, floating, integer, logic, warp
 from gemmery_emulator.ptx import Instruction, Label, Opcode, PtxKernel, Register, Vector, names_of
@@ -45,7 +45,7 @@ COMPUTED: dict[str, Op] = merged(*(file.TABLE for file in (integer, logic, float
 # Those that need the machine, by their names; barriers by their full opcodes.
 OTHERS: dict[str, Traits] = merged(
     *(file.TABLE for file in (access, fragments, atomics, printing, textures, control)),
-    *(file.TABLE for file in (mbarrier, transfers, wgmma, cluster, tcgen05)),
+    *(file.TABLE for file in (mbarrier, transfers, async_stores, wgmma, cluster, tcgen05)),
 )
 TABLE: dict[str, Traits] = merged(COMPUTED, OTHERS)
 

@@ -277,12 +277,12 @@ class AsyncRaces(Observer):
         word, thread = int(words[row, column]), int(threads[row])
         other = int(self._under_way.index[word])
         where = messages.address(machine, "shared", word * WORD % machine.shared.stride)
+        sender = messages.thread(machine, int(self._under_way.thread[word]))
         text = (
             f"{messages.thread(machine, thread)} {messages.does(machine, event.index)} {where} of "
-            f"{messages.block(machine, int(blocks[row]))}, which "
-            f"{messages.thread(machine, int(self._under_way.thread[word]))} "
-            f"{messages.does(machine, other)} at {messages.line_of(machine, other)} by {self._names[other]}; nothing has "
-            "waited for it: wait at its mbarrier first"
+            f"{messages.block(machine, int(blocks[row]))}, which {sender} {messages.does(machine, other)} at "
+            f"{messages.line_of(machine, other)} by {self._names[other]}; nothing has waited for it: wait at its "
+            "mbarrier first"
         )
         self._collection.add(
             machine, "race", event.index, thread, int(racing.any(axis=1).sum()), text, other, strength=3

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gemmery.errors import EmulationError
+from gemmery_emulator import device_launch
 from gemmery_emulator.instructions import opcode
 from gemmery_emulator.ptx import (
     Address,
@@ -37,7 +38,7 @@ RECURSIONS = 1024  # calls of functions that call themselves in each other, fewe
 STACK = 8192  # bytes of a thread's local memory for these functions
 FRAME = Register("%frame", "u64")  # bytes of the stack below the present call
 LONGEST = 1 << 18  # instructions of a kernel after inlining
-PASSED = ("vprintf", "malloc", "free")  # functions outside the text that get their parameters
+PASSED = ("vprintf", "malloc", "free", *device_launch.CALLS)  # functions outside the text that get their parameters
 WAY_OUT = "mark the function __forceinline__"
 
 
@@ -397,10 +398,14 @@ class _Expansion:
         """The results and parameters, as registers, of a call that remains."""
         results, passed = ([*each.elements] for each in call.operands if isinstance(each, Vector))
         size = 4 if _callee(call) == "vprintf" else 8  # of a result that nobody reads
-        return tuple(
-            self._whole(operand.name, size) if isinstance(operand, Symbol) else operand
-            for operand in (*(results or [SINK]), *passed)
-        )
+        registers: list[Operand] = []
+        for operand in (*(results or [SINK]), *passed):
+            if isinstance(operand, Symbol):
+                self._whole(operand.name, size)
+                registers += [self._slot(operand.name, offset) for offset in sorted(self.slots[operand.name])]
+            else:
+                registers.append(operand)
+        return tuple(registers)
 
     def _slot_memory(self, instruction: Instruction) -> Symbol | None:
         for operand in instruction.operands:

@@ -34,12 +34,12 @@ class CallStacks:
         if deep.size:
             raise EmulationError(self._too_deep(index, int(threads[deep[0]]), most))
         for name, value in values.items():
-            kept = self._saved.get(name, np.zeros((0, machine.threads), value.dtype))
-            if len(kept) <= (level := int(depth.max())):
-                more = np.zeros((max(level + 1, 2 * len(kept)) - len(kept), machine.threads), value.dtype)
-                kept = np.concatenate([kept, more])
-            kept[depth, threads] = machine.spread(value)[threads]
-            self._saved[name] = kept
+            stack = self._saved.get(name, np.zeros((0, machine.threads), value.dtype))
+            if len(stack) <= (level := int(depth.max())):
+                higher = np.zeros((max(level + 1, 2 * len(stack)) - len(stack), machine.threads), value.dtype)
+                stack = np.concatenate([stack, higher])
+            stack[depth, threads] = machine.spread(value)[threads]
+            self._saved[name] = stack
         self._depth[threads] += 1
         machine.changes += 1  # the state is another one although registers and memory are the same
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,9 +18,6 @@ from gemmery_emulator.machine import LaunchConfig, Machine, active, report_misus
 from gemmery_emulator.op import Mask
 from gemmery_emulator.ptx import Instruction, PtxKernel
 from gemmery_emulator.steps import Lowering, Step
-
-if TYPE_CHECKING:
-    from gemmery_emulator.lower import LoweredKernel
 
 # What gives a buffer for parameters, what launches, and what returns the latest error.
 BUFFERS, STARTS, ERRORS = (
@@ -47,7 +44,7 @@ class DeviceLaunch:
 class Launches:
     """The launches of the kernel that runs: the buffers that its threads have, and what has not started."""
 
-    program: Callable[[str], LoweredKernel]  # of the same module
+    program: Callable[[str], Any]  # a LoweredKernel of the same module
     buffers: dict[int, tuple[str, LaunchConfig]] = field(default_factory=dict)
     waiting: list[DeviceLaunch] = field(default_factory=list)
 
@@ -70,8 +67,9 @@ def call(lowering: Lowering, instruction: Instruction, index: int) -> Step:
     def step(machine: Machine, mask: Mask) -> None:
         results = np.zeros(machine.threads, np.dtype(np.uint64 if kind == "u64" else np.uint32))
         values = [machine.spread(read(machine.registers)) for read in reads]
-        for thread in active(machine, mask).tolist() if does else ():
-            results[thread] = does(machine, index, line, thread, [int(each[thread]) for each in values])
+        if does is not None:
+            for thread in active(machine, mask).tolist():
+                results[thread] = does(machine, index, line, thread, [int(each[thread]) for each in values])
         write(machine.registers, mask, results)
 
     return step
@@ -81,8 +79,8 @@ def _buffer(machine: Machine, index: int, line: str, thread: int, passed: list[i
     """The address of a buffer for the parameters of a kernel; 0 if it cannot be launched so."""
     heap, launched = machine.memory.heap, machine.memory.launches
     assert heap is not None
-    address, *sides = passed
-    grid, block, shared = tuple(sides[:3]), tuple(sides[3:6]), sides[6]
+    address, *grid_sides, x, y, z, shared = passed
+    grid, block = (grid_sides[0], grid_sides[1], grid_sides[2]), (x, y, z)
     name, threads = machine.kernel.entries.get(address, ""), block[0] * block[1] * block[2]
     wrong = "" if name else f"launches a kernel at address {address:#x}, where there is none"
     if not 1 <= threads <= 1024 or not all(grid):

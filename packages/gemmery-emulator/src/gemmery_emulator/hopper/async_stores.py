@@ -133,12 +133,12 @@ def _step(lowering: Lowering, instruction: Instruction, index: int) -> Step:
         inside, some, _ = reach.checked(machine, index, cluster.SPACE, name, addresses, mask, width)
         threads = np.arange(machine.threads) if some is None else np.flatnonzero(some)
         places = machine.spread(inside + machine.shared.base)[threads]
-        kept, barriers = machine.unit(Mbarriers).places(index, threads, of(mark(registers), threads) - window)
-        places = places[np.isin(threads, kept)]
+        senders, barriers = machine.unit(Mbarriers).places(index, threads, of(mark(registers), threads) - window)
+        places = places[np.isin(threads, senders)]
         apart = barriers * 8 // machine.shared.stride != places // machine.shared.stride
-        report_misuse(machine, index, kept[apart], _ELSEWHERE)
+        report_misuse(machine, index, senders[apart], _ELSEWHERE)
         store = AsyncStore(
-            index, kept, places, tuple(value[kept] for value in values), barriers, NUMPY[kind], change
+            index, senders, places, tuple(value[senders] for value in values), barriers, NUMPY[kind], change
         ).only(~apart)
         if len(store.threads):
             _start(machine, store)

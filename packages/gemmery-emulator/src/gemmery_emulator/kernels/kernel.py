@@ -47,7 +47,10 @@ SYNCHRONIZES = (
     "since CUDA 12 a kernel cannot wait for those that it launches: launch what follows in cudaStreamTailLaunch"
 )
 APART = "-rdc=true"  # which launches from kernels need
-_LAUNCHED = r'kernel launch from __device__|device-side kernel launch could not|"cuda(?:StreamFireAndForget|StreamTailLaunch|GetLastError)" is undefined'
+_LAUNCHED = (
+    r"kernel launch from __device__|device-side kernel launch could not"
+    r'|"cuda(?:StreamFireAndForget|StreamTailLaunch|GetLastError)" is undefined'
+)
 
 
 @overload

@@ -31,11 +31,10 @@ from gemmery_emulator.ptx import (
     names_of,
 )
 from gemmery_emulator.ptx.body import NAME, SWITCH, Body, case, reachable, signature
-from gemmery_emulator.ptx.scopes import SINK, SIZES, laid_out
+from gemmery_emulator.ptx.recursion import Recursion
+from gemmery_emulator.ptx.scopes import SINK, SIZES
 
 DEEPEST = 64  # nested calls
-RECURSIONS = 1024  # calls of functions that call themselves in each other, fewer if they have local memory
-STACK = 8192  # bytes of a thread's local memory for these functions
 FRAME = Register("%frame", "u64")  # bytes of the stack below the present call
 LONGEST = 1 << 18  # instructions of a kernel after inlining
 PASSED = ("vprintf", "malloc", "free", *device_launch.CALLS)  # functions outside the text that get their parameters
@@ -76,35 +75,6 @@ class Functions(NamedTuple):
         return [name for name in (_callee(instruction),) if name in self.defined]
 
 
-class Recursion:
-    """The functions that may call themselves, also by others, and the local memory that each call of one has."""
-
-    def __init__(self, reached: Mapping[str, DeviceFunction], functions: Functions) -> None:
-        calls = {
-            name: {each for instruction in function.body.instructions for each in functions.called(instruction)}
-            for name, function in reached.items()
-        }
-        self.beyond = {name: _closure(name, calls) for name in reached}  # what each may call, and what that may
-        self.names = [name for name in reached if name in self.beyond[name]]
-        own = [each for name in self.names for each in reached[name].body.scope.memory.values()]
-        self.local, size = laid_out([each for each in own if each.space == "local"])
-        self.size = -(-size // 16) * 16
-        self.most = min(RECURSIONS, STACK // self.size) if self.size else RECURSIONS
-
-    def meets(self, name: str, around: str) -> bool:
-        """Whether a call of a function may call the one around it again."""
-        return bool(around) and around in self.beyond[name]
-
-
-def _closure(name: str, calls: Mapping[str, set[str]]) -> set[str]:
-    found, left = set[str](), [name]
-    while left:
-        new = calls.get(left.pop(), set()) - found
-        found |= new
-        left += new
-    return found
-
-
 def expand(body: Body, own: Collection[str], functions: Functions) -> None:
     """Inline all calls of a kernel's body, recursively; `own` are the kernel's parameters.
 
@@ -115,7 +85,7 @@ def expand(body: Body, own: Collection[str], functions: Functions) -> None:
         return
     reached: dict[str, DeviceFunction] = {}
     _collect(body, functions, reached)
-    recursion = Recursion(reached, functions)
+    recursion = Recursion({name: function.body for name, function in reached.items()}, functions.called)
     _reach(body, functions, (), dict.fromkeys(recursion.names, 0))
     for name in recursion.names:
         _reach(reached[name].body, functions, (name,), dict.fromkeys(recursion.names, 0))
@@ -149,13 +119,13 @@ def expand(body: Body, own: Collection[str], functions: Functions) -> None:
 
 def _collect(body: Body, functions: Functions, reached: dict[str, DeviceFunction]) -> None:
     """Collect all functions reached from a body."""
-    left = [body]
-    while left:
-        for instruction in left.pop().instructions:
+    bodies = [body]
+    while bodies:
+        for instruction in bodies.pop().instructions:
             for name in functions.called(instruction):
                 if name not in reached:
                     reached[name] = functions.defined[name]
-                    left.append(reached[name].body)
+                    bodies.append(reached[name].body)
 
 
 def _reach(body: Body, functions: Functions, chain: tuple[str, ...], sizes: dict[str, int]) -> int:
@@ -301,19 +271,19 @@ class _Expansion:
 
     def _save(self, call: Instruction, function: DeviceFunction) -> Vector:
         """Append a call.save of what the call of a function that may call itself destroys; returns the registers."""
-        kept: dict[str, Register] = {}
+        preserved: dict[str, Register] = {}
         if self.recursion.meets(function.name, self.around):
             own = self.functions.defined[self.around]
             for each in own.body.instructions:
                 names = names_of((*each.operands, *([each.guard] if each.guard else ())))
-                kept |= {name: Register(name, own.body.scope.types[name]) for name in names if name != SINK.name}
+                preserved |= {name: Register(name, own.body.scope.types[name]) for name in names if name != SINK.name}
             for formal in own.parameters:
                 if isinstance(formal, Symbol):
                     slots = [self._slot(formal.name, offset) for offset in self.slots[formal.name]]
-                    kept |= {each.name: each for each in slots}
+                    preserved |= {each.name: each for each in slots}
             back = self._returns(self.around)
-            kept[back.name] = back
-        saved, most = Vector(tuple(kept.values())), Immediate(self.recursion.most)
+            preserved[back.name] = back
+        saved, most = Vector(tuple(preserved.values())), Immediate(self.recursion.most)
         what = Opcode("call.save", (function.name,), (), "call.save", "call", "")
         self.instructions.append(replace(call, opcode=what, operands=(saved, most)))
         return saved

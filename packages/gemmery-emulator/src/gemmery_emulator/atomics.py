@@ -15,7 +15,6 @@ import numpy as np
 from gemmery.dtypes import Array
 from gemmery_emulator import reach
 from gemmery_emulator.machine import Machine
-from gemmery_emulator.memory import Space
 from gemmery_emulator.op import LENGTHS, NUMPY, POLICY, SCOPES, SPACES, Kinds, Mask, sort_by_kind
 from gemmery_emulator.ops import floating, integer, logic
 from gemmery_emulator.ptx import Instruction, Opcode
@@ -119,27 +118,24 @@ def _step(lowering: Lowering, instruction: Instruction, index: int) -> Step:
             checked, some, _ = reach.checked(machine, index, where, name, addresses, there, size * count)
             if some is not None and not np.count_nonzero(some):
                 continue
-            memory, checked = reach.memory_of(machine, where), machine.spread(checked)
+            memory = reach.memory_of(machine, where)
+            places, view = (machine.spread(checked) + memory.base) // size, memory.view(NUMPY[kind], 1)
             for place in range(count):
-                operands_here = [part[place] for part in values]
-                old = _changed(memory, checked + place * size, some, NUMPY[kind], change, running, operands_here)
+                old = changed(view, places + place, some, change, running, [part[place] for part in values])
                 writes[place](registers, some, old)
 
     return step
 
 
-def _changed(
-    memory: Space,
-    addresses: Array,
+def changed(
+    view: Array,
+    index: Array,
     mask: Mask,
-    kind: str,
     change: Change,
     running: Callable[[Array], Array] | None,
     operands: list[Array],
 ) -> Array:
-    """Update each thread's address in turn; return the old values."""
-    view = memory.view(kind, 1)
-    index = addresses + memory.base >> np.dtype(kind).itemsize.bit_length() - 1
+    """Update the element of each thread in turn; return the old values."""
     before = np.zeros(len(index), view.dtype)
     threads = np.arange(len(index)) if mask is None else mask.nonzero()[0]
     places = index[threads]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gemmery_emulator.device_launch import BUFFERS
 from gemmery_emulator.machine import Machine, active, report_misuse
 from gemmery_emulator.op import Mask
 from gemmery_emulator.ptx import Instruction, PtxKernel
@@ -16,8 +17,9 @@ CALLS = ("malloc", "free")
 
 
 def takes_memory(kernel: PtxKernel) -> bool:
-    """Whether a kernel calls malloc() or free()."""
-    return any(each.opcode.name == "call" and each.opcode.modifiers[0] in CALLS for each in kernel.instructions)
+    """Whether a kernel calls malloc() or free(), or takes buffers for the parameters of kernels that it launches."""
+    names = (*CALLS, *BUFFERS)
+    return any(each.opcode.name == "call" and each.opcode.modifiers[0] in names for each in kernel.instructions)
 
 
 def call(lowering: Lowering, instruction: Instruction, index: int) -> Step:

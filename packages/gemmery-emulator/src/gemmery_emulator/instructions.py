@@ -17,10 +17,10 @@ from functools import cache, lru_cache
 from itertools import takewhile
 from typing import TypeVar
 
-from gemmery_emulator import access, atomics, control, fragments, printing, textures
+from gemmery_emulator import access, atomics, call_stack, control, fragments, printing, textures
 from gemmery_emulator.blackwell import tcgen05
 from gemmery_emulator.control import BARRIERS
-from gemmery_emulator.hopper import cluster, mbarrier, transfers, wgmma
+from gemmery_emulator.hopper import async_stores, cluster, mbarrier, transfers, wgmma
 from gemmery_emulator.op import SPACES, Op, Traits
 from gemmery_emulator.ops import convert, floating, integer, logic, warp
 from gemmery_emulator.ptx import Instruction, Label, Opcode, PtxKernel, Register, Vector, names_of
@@ -44,8 +44,8 @@ def merged(*tables: Mapping[str, Form]) -> dict[str, Form]:
 COMPUTED: dict[str, Op] = merged(*(file.TABLE for file in (integer, logic, floating, convert, warp)))
 # Those that need the machine, by their names; barriers by their full opcodes.
 OTHERS: dict[str, Traits] = merged(
-    *(file.TABLE for file in (access, fragments, atomics, printing, textures, control)),
-    *(file.TABLE for file in (mbarrier, transfers, wgmma, cluster, tcgen05)),
+    *(file.TABLE for file in (access, fragments, atomics, printing, call_stack, textures, control)),
+    *(file.TABLE for file in (mbarrier, transfers, async_stores, wgmma, cluster, tcgen05)),
 )
 TABLE: dict[str, Traits] = merged(COMPUTED, OTHERS)
 

@@ -73,6 +73,7 @@ class LoweredKernel:
     zeros: tuple[Any, ...]  # the initial value of each slot
     followed: frozenset[int] = frozenset()  # slots of registers that may be read before they are written
     engine: Callable[[Any], Engine | None] | None = None  # what runs compiled blocks of a machine, if there is any
+    sibling: Callable[[str], LoweredKernel] | None = None  # another kernel of the module, which it may launch
     native: Any = None  # the compiled blocks, which the engine keeps here
 
     @property

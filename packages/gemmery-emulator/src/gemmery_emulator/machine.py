@@ -229,6 +229,9 @@ class Observer:
         `what` is "begins" for the start of a copy to shared memory, "lands" for its end, or "reads".
         """
 
+    def sends(self, machine: Machine, index: int, threads: Indices, blocks: Indices, barriers: Indices) -> None:
+        """Threads start stores that complete at mbarriers of these blocks; `access` tells what they write."""
+
     def transferred(self, machine: Machine, index: int, places: Callable[[], Pieces]) -> None:
         """Bulk copies read global memory, as they begin, or write it, when their threads wait for them."""
 

@@ -211,6 +211,7 @@ class Global(Space):
 
     def __init__(self, sizes: dict[str, int], beside: Mapping[str, int] | None = None, behind: int = 0) -> None:
         self.heap: Heap | None = None  # of malloc() in kernels
+        self.launches: Any = None  # by the threads of the kernel that runs
         self.allocations: list[Allocation] = []
         place = PAGE
         for name, size in sizes.items():

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gemmery.errors import EmulationError
-from gemmery_emulator import heap, reach
+from gemmery_emulator import device_launch, heap, reach
 from gemmery_emulator.machine import Machine, report_misuse
 from gemmery_emulator.memory import Bytes
 from gemmery_emulator.op import Mask
@@ -136,6 +136,8 @@ def _call(lowering: Lowering, instruction: Instruction, index: int) -> Step:
         return _printf(lowering, instruction, index)
     if name in heap.CALLS:
         return heap.call(lowering, instruction, index)
+    if name in device_launch.CALLS:
+        return device_launch.call(lowering, instruction, index)
     error = EmulationError(
         f"a call of {name} ({instruction.line}) is not modeled: remove it for the emulator, for "
         "example with #ifndef EMULATED and options=('-DEMULATED',) (-o -DEMULATED)"

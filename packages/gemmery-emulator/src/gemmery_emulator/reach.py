@@ -243,7 +243,8 @@ def _fault(
     threads = np.array(np.broadcast_to(bad, (machine.threads,)))
     if mask is not None:
         threads &= mask
-    event = Access(index, space.partition("::")[0], what, addresses, mask, width)
+    inside = addresses & cluster.OFFSET if space == cluster.SPACE else addresses
+    event = Access(index, space.partition("::")[0], what, inside, mask, width)
     machine.observers.fault(machine, event, kind, threads)
     return threads
 

@@ -12,9 +12,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from gemmery import display
+from gemmery.errors import EmulationError
 from gemmery_emulator.arguments import BoundArguments
 from gemmery_emulator.counters import Counters
 from gemmery_emulator.counters.counts import Counts, Frames, Lines, MemoryTraffic, SharedTraffic
+from gemmery_emulator.device_launch import DEEPEST, Launches, launches
 from gemmery_emulator.findings import Finding, Findings
 from gemmery_emulator.findings.orders import orders
 from gemmery_emulator.hopper import cluster
@@ -217,16 +219,44 @@ def emulated(
     check: bool = True,
     merge: bool = True,
     observers: Sequence[Observer] = (),
+    depth: int = 0,
     **options: Any,
 ) -> EmulatedRun:
-    """Run a kernel with all counters, and with `check` with all findings; `options` as of `run`."""
+    """Run a kernel and those that it launches, with all counters, and with `check` with all findings.
+
+    `options` are those of `run`; `depth` counts the launches around this one.
+    """
+    if depth > DEEPEST:
+        raise EmulationError(f"{program.kernel.name} is launched at depth {depth}: at most {DEEPEST}, as on a device")
     counters = Counters(program.kernel, program.merges)
     findings = Findings() if check else None
-    run(program, launch, memory, (counters, *((findings,) if findings else ()), *observers), **options)
+    children: list[EmulatedRun] = []
+    own, around = None, memory.launches
+    if launches(program.kernel) and program.sibling is not None:
+        own = memory.launches = Launches(program.sibling)
+
+    def start(tail: bool = False) -> None:
+        """Run the children that may start."""
+        assert own is not None
+        ready = [each for each in own.waiting if tail or not each.is_tail]
+        own.waiting = [each for each in own.waiting if each not in ready]
+        for each in ready:
+            child = own.program(each.kernel)
+            children.append(emulated(child, each.launch, memory, check=check, merge=merge, depth=depth + 1, **options))
+
+    every = (counters, *((findings,) if findings else ()), *observers)
+    run(program, launch, memory, every, between=start if own else None, **options)
+    if own is not None:
+        start(tail=True)
+    memory.launches = around
     faults, warnings = (findings.sorted(), findings.warnings()) if findings else ((), ())
     unwritten = findings.unwritten if findings else {}
     counted = counters.counts
-    return EmulatedRun(program.kernel.name, launch, counted, faults, merge, warnings=warnings, unwritten=unwritten)
+    name = program.kernel.name
+    whole = EmulatedRun(name, launch, counted, faults, merge, warnings=warnings, unwritten=unwritten)
+    for child in reversed(children):
+        whole = child + whole
+    return replace(whole, findings=tuple(dict.fromkeys(whole.findings)))  # children often have the same ones
 
 
 def run(
@@ -237,6 +267,7 @@ def run(
     *,
     chunk: int = 0,
     seed: int | None = None,
+    between: Callable[[], None] | None = None,
     **limits: Any,
 ) -> None:
     """Run a kernel over its grid; `memory` holds its arrays and is written.
@@ -246,7 +277,7 @@ def run(
     together; 0 for as many as suit the kernel. Of the `limits`, `max_steps` is the number of basic blocks (instructions
     up to the next branch or barrier) that a chunk may execute, `seconds` the processor time that it may take;
     EmulationError beyond them. Without a seed the first `ahead` threads of each block run whenever they can, before the
-    others.
+    others. `between` is called after each chunk.
     """
     order = None if seed is None else np.random.default_rng(seed)
     padded = -(-launch.block_threads // 32) * 32
@@ -259,6 +290,8 @@ def run(
             if announce is not None:
                 announce(number * step, launch.blocks)
             LockStep(program, launch, memory, ids, observers, order, **limits).run()
+            if between is not None:
+                between()
 
 
 def _chunk(kernel: PtxKernel, threads: int, shuffled: bool) -> int:

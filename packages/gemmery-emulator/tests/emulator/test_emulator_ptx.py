@@ -383,7 +383,6 @@ def test_a_function_that_is_not_here_stays_a_call_by_its_name():
         ("ret;", ".global .u32 p = {name};", "numbers and addresses of 8 bytes are modeled"),
         ("ret;", ".global .b8 p[1] = {1, 2};", "2 bytes of initial values for 1 bytes"),
         ("ret;", "nonsense", "PTX line 4: nonsense"),
-        ("call f, ();", ".func f() { call f, (); ret; }", "f calls itself: recursion"),
         ("call f, (%r1);", ".func f() { ret; }", "pass as many as declared"),
     ],
 )

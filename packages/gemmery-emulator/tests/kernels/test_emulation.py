@@ -240,14 +240,11 @@ REFUSED = {
     ),
     "z[0] = other(z[0]);": r"a call of other \(kernel.cu:1\) is not modeled: .*-DEMULATED",
     "z[0] = tex3D<float>((cudaTextureObject_t)z[0], 0, 0, 3);": r"instruction 'tex.3d.*kernel.cu:1\) is not modeled",
-    "z[0] = fib(z[0]);": "calls itself: recursion is not modeled; use a loop",
-    "z[0] = table[z[0] & 1](z[0]);": r"a call of \w*one\w* by itself \(kernel.cu:1\) is not modeled",
+    "z[0] = down(z[0]);": r"down\(int\) is called at depth 1025 by thread 0 of block 0 \(kernel.cu:1\)",
 }
 BEFORE = {
     "other": 'extern "C" __device__ int other(int); ',
-    "fib": "__device__ __noinline__ int fib(int n) { return n < 2 ? 1 : fib(n - 1) + fib(n - 2); } ",
-    "table": "__device__ int one(int); __device__ int (*table[2])(int) = {one, one}; "
-    "__device__ int one(int n) { return n < 0 ? n : table[n & 1](n - 1); } ",
+    "down": "__device__ __noinline__ int down(int n) { return n % 3 + down(n - 1) * n; } ",
 }
 
 

@@ -355,3 +355,21 @@ int main() {
 }"""
     program = host_runtime.run_program(code)
     assert (program.status, program.notes) == (0, ())
+
+
+def test_integers_of_128_bits_are_divided():
+    x = np.random.default_rng(7).integers(-(2**62), 2**62, 65)
+    quotients, remainders = np.zeros((2, 64, 2), np.uint64)
+    code = """typedef unsigned long long u64;
+    __device__ void put(u64* to, __int128 value) { to[0] = u64(value); to[1] = u64(value >> 64); }
+    __global__ void divide(u64* q, u64* r, const long long* x) {
+      int i = threadIdx.x;
+      __int128 a = __int128(x[i]) * x[i + 1], b = x[i + 1] >> i | 1;
+      put(q + 2 * i, a / b), put(r + 2 * i, a % b);
+    }"""
+    gm.emulate(code, "divide", 1, 64, [quotients, remainders, x])
+    for i in range(64):
+        a, b = int(x[i]) * int(x[i + 1]), int(x[i + 1]) >> i | 1
+        quotient = abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+        for pair, expected in ((quotients[i], quotient), (remainders[i], a - b * quotient)):
+            assert int(pair[1]) << 64 | int(pair[0]) == expected % 2**128

@@ -103,19 +103,22 @@ def arithmetic():
 
 
 def carried():
-    """Of each the sum as it is without an end, of which the flag is the bit beyond the type."""
+    """Of each the sum as it is without an end, of which the flag is the bit beyond the type.
+
+    A difference is a sum, too, with the complement of its second operand, and one more where no flag comes in.
+    """
     table = {}
 
-    def flagged(total, kind, carry):
+    def flagged(total, kind, carry, first=0):
         if carry == "out":
-            return lambda *x: (total(*x, 0), total(*x, 0) >> width(kind) & 1)
+            return lambda *x: (total(*x, first), total(*x, first) >> width(kind) & 1)
         return (lambda *x: (total(*x), total(*x) >> width(kind) & 1)) if carry == "in out" else total
 
     def added(kind):
         return lambda a, b, c: a % 2 ** width(kind) + b % 2 ** width(kind) + c
 
     def subtracted(kind):
-        return lambda a, b, c: a % 2 ** width(kind) - b % 2 ** width(kind) - c
+        return lambda a, b, c: a % 2 ** width(kind) + ~b % 2 ** width(kind) + c
 
     def multiplied_added(kind, part):
         return lambda a, b, c, carry: added(kind)(multiplied(kind, part)(a, b), c, carry)
@@ -123,7 +126,7 @@ def carried():
     for kind in WORDS:
         for suffix, carry in ((".cc", "out"), ("c", "in"), ("c.cc", "in out")):
             table[f"add{suffix}.{kind}"] = flagged(added(kind), kind, carry)
-            table[f"sub{suffix}.{kind}"] = flagged(subtracted(kind), kind, carry)
+            table[f"sub{suffix}.{kind}"] = flagged(subtracted(kind), kind, carry, 1)
             for part in ("lo", "hi"):
                 opcode = {".cc": f"mad.{part}.cc", "c": f"madc.{part}", "c.cc": f"madc.{part}.cc"}[suffix]
                 table[f"{opcode}.{kind}"] = flagged(multiplied_added(kind, part), kind, carry)

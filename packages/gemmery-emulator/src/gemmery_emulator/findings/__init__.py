@@ -12,7 +12,7 @@ from gemmery.banks import WARP
 from gemmery_emulator.control import leaving
 from gemmery_emulator.convergence import WAY_OUT, exists, ranges
 from gemmery_emulator.findings import messages
-from gemmery_emulator.findings.cluster_races import ClusterRaces, PeerRaces, may_access, may_copy
+from gemmery_emulator.findings.cluster_races import AsyncRaces, ClusterRaces, PeerRaces, may_access, may_copy, sends
 from gemmery_emulator.findings.global_races import GlobalRaces, ReadOnlyLoads
 from gemmery_emulator.findings.messages import LATE, SKIPPED, Collection, Finding
 from gemmery_emulator.findings.orders import UPDATES, Orders, orders
@@ -63,10 +63,11 @@ class Findings(Observer):
         self._peers: PeerRaces | None = None
         if self._cluster is not None and may_access(machine, self.orders):
             self._peers = PeerRaces(machine, self._cluster.clocks, self._collection)
+        self._async = AsyncRaces(machine, self._collection) if sends(machine) else None
         self._tensor = TensorRaces(machine, self.orders, self.of_shared.followed, self._collection)
 
     def parts(self) -> Sequence[Observer]:
-        of_cluster = [part for part in (self._cluster, self._peers) if part is not None]
+        of_cluster = [part for part in (self._cluster, self._peers, self._async) if part is not None]
         return (self, self.of_global, self.read_only, self.of_shared, *of_cluster, self._tensor)
 
     def access(self, machine: Machine, event: Access) -> None:

@@ -20,6 +20,7 @@ from gemmery_emulator.findings import messages
 from gemmery_emulator.findings.messages import Collection
 from gemmery_emulator.findings.orders import UPDATES, Clocks, Orders, Words, is_fence
 from gemmery_emulator.hopper import cluster
+from gemmery_emulator.hopper.async_stores import TABLE, WORD, AsyncStores
 from gemmery_emulator.hopper.bulk import PIECE
 from gemmery_emulator.machine import Access, BarrierEvent, CopyEvent, Machine, Observer, active
 from gemmery_emulator.op import Flags, Mask
@@ -100,6 +101,10 @@ class ClusterRaces(Observer):
                 return
 
     # ---- what orders warps ----
+
+    def sends(self, machine: Machine, index: int, threads: Words, blocks: Words, barriers: Words) -> None:
+        """Threads start stores: whoever waits at the mbarrier sees what they did before, and what they store."""
+        self._release(threads, blocks, barriers)
 
     def barrier(self, machine: Machine, index: int, barrier: int, mask: Mask) -> None:
         mask = leaving(machine, index, barrier, mask)
@@ -245,6 +250,48 @@ class PeerRaces(Observer):
                 f"{messages.does(machine, other)} at {messages.line_of(machine, other)}; {_WAY_OUT}"
             )
             self._collection.add(machine, "race", index, thread, int(these.sum()), text, other)
+
+
+class AsyncRaces(Observer):
+    """Accesses of shared memory to which an st.async or red.async is under way."""
+
+    def __init__(self, machine: Machine, collection: Collection) -> None:
+        self._machine, self._collection = machine, collection
+        self._under_way = machine.unit(AsyncStores)
+        self._names = [instruction.opcode.name for instruction in machine.kernel.instructions]
+
+    def access(self, machine: Machine, event: Access) -> None:
+        if event.space not in ("shared", cluster.SPACE) or not self._under_way.count.any():
+            return
+        threads = active(machine, event.mask)
+        addresses = machine.spread(event.addresses)[threads]
+        blocks = cluster.resolved(addresses, threads // machine.block_threads, cluster.size(machine))
+        first = (blocks * machine.shared.stride + (addresses & cluster.OFFSET)) // WORD
+        words = first[:, None] + np.arange(max(event.width // WORD, 1))
+        racing = self._under_way.count[words] > 0
+        if self._names[event.index] == "red.async":  # sums of several threads
+            racing &= np.array([name != "red.async" for name in self._names])[self._under_way.index[words]]
+        if not racing.any():
+            return
+        row, column = (int(each[0]) for each in np.nonzero(racing))
+        word, thread = int(words[row, column]), int(threads[row])
+        other = int(self._under_way.index[word])
+        where = messages.address(machine, "shared", word * WORD % machine.shared.stride)
+        sender = messages.thread(machine, int(self._under_way.thread[word]))
+        text = (
+            f"{messages.thread(machine, thread)} {messages.does(machine, event.index)} {where} of "
+            f"{messages.block(machine, int(blocks[row]))}, which {sender} {messages.does(machine, other)} at "
+            f"{messages.line_of(machine, other)} by {self._names[other]}; nothing has waited for it: wait at its "
+            "mbarrier first"
+        )
+        self._collection.add(
+            machine, "race", event.index, thread, int(racing.any(axis=1).sum()), text, other, strength=3
+        )
+
+
+def sends(machine: Machine) -> bool:
+    """Whether a kernel has asynchronous stores."""
+    return any(instruction.opcode.name in TABLE for instruction in machine.kernel.instructions)
 
 
 def _keep_two(

@@ -227,7 +227,7 @@ def in_bulk(machine: Machine, index: int) -> bool:
 def does(machine: Machine, index: int, atomic: bool = False, globally: bool = False) -> str:
     """What an access does: "reads", "writes" or "updates"; bulk copies read one end and write the other."""
     opcode = machine.kernel.instructions[index].opcode
-    if opcode.name in ("atom", "red") or atomic or (globally and opcode.name.startswith("cp.reduce")):
+    if opcode.family in ("atom", "red") or atomic or (globally and opcode.name.startswith("cp.reduce")):
         return "updates"
     if opcode.is_bulk:
         return "reads" if ("bulk_group" in opcode.modifiers) != globally else "writes"

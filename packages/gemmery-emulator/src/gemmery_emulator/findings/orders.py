@@ -21,7 +21,7 @@ from gemmery_emulator.machine import Machine
 from gemmery_emulator.op import Flags, Mask
 from gemmery_emulator.ptx import Opcode, PtxKernel
 
-UPDATES = frozenset(("atom", "red"))
+UPDATES = frozenset(("atom", "red", "red.async"))
 ATOMICALLY = frozenset(("relaxed", "acquire", "release", "acq_rel", "mmio"))  # modifiers of ld and st
 RELEASES, ACQUIRES = frozenset(("release", "acq_rel")), frozenset(("acquire", "acq_rel"))
 OWN_SCOPES = frozenset(("cta", "cluster"))

@@ -43,7 +43,14 @@ class CompiledKernel(NamedTuple):
 
 NO_WRAPPERS: frozenset[str] = frozenset()  # no file of a user's source consists of wrappers
 SOURCE = "kernel.cu"  # the name of a source passed as text, in findings and lines
-LAUNCHES = "launches from kernels (dynamic parallelism) are not modeled: call emulate() for each of them"
+SYNCHRONIZES = (
+    "since CUDA 12 a kernel cannot wait for those that it launches: launch what follows in cudaStreamTailLaunch"
+)
+APART = "-rdc=true"  # which launches from kernels need
+_LAUNCHED = (
+    r"kernel launch from __device__|device-side kernel launch could not"
+    r'|"cuda(?:StreamFireAndForget|StreamTailLaunch|GetLastError)" is undefined'
+)
 
 
 @overload
@@ -283,6 +290,7 @@ def _compiled(
     from gemmery_emulator.kernels.source_kernels import meant
     from gemmery_emulator.kernels.source_program import program_of
 
+    compile_anew = _compiled.__wrapped__
     program, part, ptx = program_of(text, name, options, folder, toolkit), None, None
     if program.is_device_code:
         with suppress(CompileError):  # it may need what nvcc declares without an include
@@ -297,8 +305,10 @@ def _compiled(
             if (other := meant(text, kernel, name, folder)) != kernel:
                 return compiled_kernel(text, name, folder, other, arch, options)
             raise CompileError(f"{_OF_NAMES.sub('', str(error)).rstrip()};\n{_WAYS}") from None
-        if re.search(r'"cudaDeviceSynchronize" is undefined|kernel launch from __device__', str(error)):
-            raise CompileError(f"{error}\n{LAUNCHES}") from None
+        if re.search(_LAUNCHED, str(error)) and "<<<" in text and APART not in options:
+            return compile_anew(text, name, folder, kernel, arch, (*options, APART), beside, toolkit)
+        if re.search(r'"cudaDeviceSynchronize" is undefined', str(error)):
+            raise CompileError(f"{error}\n{SYNCHRONIZES}") from None
         calls_host = f"({name}, line" in str(error)  # a function of the file itself
         if any(each.startswith("-I") for each in options) and not calls_host:
             with suppress(CompileError):

@@ -34,7 +34,7 @@ typedef struct _IO_FILE FILE;
 #define register
 #define __asm__ asm
 #define __typeof__(...) decltype(__VA_ARGS__)
-#if __CUDA_ARCH__ >= 900
+#if __CUDA_ARCH__ >= 900 && !defined(__CUDACC_RDC__)  // with -rdc=true NVRTC declares them
 __device__ inline void cudaGridDependencySynchronize() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ inline void cudaTriggerProgrammaticLaunchCompletion() { asm volatile("griddepcontrol.launch_dependents;"); }
 #endif
@@ -55,7 +55,9 @@ template <class T>
 __device__ inline cudaError_t cudaMalloc(T** to, size_t size) {
   return (*to = (T*)malloc(size)) ? cudaSuccess : cudaErrorMemoryAllocation;
 }
+#ifndef __CUDACC_RDC__
 __device__ inline cudaError_t cudaFree(void* from) { return free(from), cudaSuccess; }
+#endif
 
 #define CHAR_BIT 8
 #define SCHAR_MIN (-128)

@@ -31,7 +31,8 @@ def parsed(text: str, wrappers: frozenset[str]) -> PtxModule:
 @lru_cache(maxsize=64)
 def prepared(text: str, kernel: str, wrappers: frozenset[str] = nvrtc.WRAPPERS) -> LoweredKernel:
     """Return a kernel of a PTX text, ready for any launch; `wrappers` are those of `parse`, by default the rungs'."""
-    return replace(lowered(parsed(text, wrappers).kernels[kernel], faster()), engine=engine)
+    program = lowered(parsed(text, wrappers).kernels[kernel], faster())
+    return replace(program, engine=engine, sibling=lambda name: prepared(text, name, wrappers))
 
 
 def prepared_anew(text: str, kernel: str) -> LoweredKernel:

@@ -138,17 +138,18 @@ def add_carry(a: Values, b: Values, carry: Values) -> tuple[Values, Values]:
     return total.view(a.dtype), (first < unsigned(b)) | (total < first)
 
 
-def sub_borrow(a: Values, b: Values, borrow: Values) -> tuple[Values, Values]:
-    """Return the difference and whether it is below zero."""
-    first = np.subtract(unsigned(a), unsigned(b))
-    rest = np.subtract(first, borrow.astype(first.dtype))
-    return rest.view(a.dtype), (unsigned(a) < unsigned(b)) | (first < rest)
+def sub_borrow(a: Values, b: Values, carry: Values) -> tuple[Values, Values]:
+    """Return the difference a + ~b + carry, and its carry: a flag that is set means no borrow.
+
+    So CUDA's division of 128-bit integers reads it, by an addc after a subc.cc.
+    """
+    return add_carry(a, np.invert(b), carry)
 
 
 def flagged(meaning: Meaning, carry: str) -> Meaning:
     """Turn a meaning (operands, flag) -> (result, flag) into an op that uses the flag as `carry` says."""
     if carry == "out":
-        return lambda *operands: meaning(*operands, np.False_)
+        return lambda *operands: meaning(*operands, np.bool_(meaning is sub_borrow))
     return meaning if carry == "in out" else lambda *operands: meaning(*operands)[0]
 
 

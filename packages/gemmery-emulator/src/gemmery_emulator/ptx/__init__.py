@@ -194,6 +194,7 @@ class PtxKernel:
     instructions: tuple[Instruction, ...]
     labels: Mapping[str, int]  # name -> index of an instruction, or len(instructions)
     limits: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # "maxntid", "reqntid", "reqnctapercluster"
+    entries: Mapping[int, str] = field(default_factory=dict)  # kernels that the module may launch, by their addresses
 
 
 @dataclass(frozen=True)

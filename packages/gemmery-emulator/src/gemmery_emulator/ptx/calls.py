@@ -1,5 +1,8 @@
 """Inline device functions into their callers; parameters and results become registers.
 
+A function that may call itself, also by others, stands once behind the kernel. Before each call of it the registers of
+a function around it that it may reach are saved, after it they are restored; a register tells where it returns to.
+
 NVIDIA, Parallel Thread Execution ISA 9.0, "Parameter State Space" and "Control Flow Instructions: call".
 """
 
@@ -12,14 +15,29 @@ from typing import NamedTuple
 import numpy as np
 
 from gemmery.errors import EmulationError
+from gemmery_emulator import device_launch
 from gemmery_emulator.instructions import opcode
-from gemmery_emulator.ptx import Address, Instruction, Label, Opcode, Operand, Register, Symbol, Vector
+from gemmery_emulator.ptx import (
+    Address,
+    Immediate,
+    Instruction,
+    Label,
+    Opcode,
+    Operand,
+    Register,
+    Symbol,
+    Variable,
+    Vector,
+    names_of,
+)
 from gemmery_emulator.ptx.body import NAME, SWITCH, Body, case, reachable, signature
+from gemmery_emulator.ptx.recursion import Recursion
 from gemmery_emulator.ptx.scopes import SINK, SIZES
 
 DEEPEST = 64  # nested calls
+FRAME = Register("%frame", "u64")  # bytes of the stack below the present call
 LONGEST = 1 << 18  # instructions of a kernel after inlining
-PASSED = ("vprintf", "malloc", "free")  # functions outside the text that get their parameters
+PASSED = ("vprintf", "malloc", "free", *device_launch.CALLS)  # functions outside the text that get their parameters
 WAY_OUT = "mark the function __forceinline__"
 
 
@@ -60,13 +78,17 @@ class Functions(NamedTuple):
 def expand(body: Body, own: Collection[str], functions: Functions) -> None:
     """Inline all calls of a kernel's body, recursively; `own` are the kernel's parameters.
 
-    Calls of functions that the text does not define remain, as an instruction "call vprintf". Raises EmulationError for
-    recursion, and for parameters that are read in other parts than they were written in.
+    Calls of functions that the text does not define remain, as an instruction "call vprintf". Raises EmulationError
+    for parameters that are read in other parts than they were written in.
     """
     if not any(instruction.opcode.family == "call" for instruction in body.instructions):
         return
     reached: dict[str, DeviceFunction] = {}
-    _reach(body, functions, (), reached, {})
+    _collect(body, functions, reached)
+    recursion = Recursion({name: function.body for name, function in reached.items()}, functions.called)
+    _reach(body, functions, (), dict.fromkeys(recursion.names, 0))
+    for name in recursion.names:
+        _reach(reached[name].body, functions, (name,), dict.fromkeys(recursion.names, 0))
     bodies = [body, *(function.body for function in reached.values())]
     slots: dict[str, dict[int, int]] = {
         name: {}
@@ -77,32 +99,43 @@ def expand(body: Body, own: Collection[str], functions: Functions) -> None:
     for callee in bodies:
         for instruction in callee.instructions:
             _find_slots(instruction, slots)
-    expansion = _Expansion(functions, slots, body.scope.types)
+    expansion = _Expansion(functions, slots, body.scope.types, recursion)
     expansion.put(body.instructions, body.labels, "", None)
+    expansion.put_recursive(body.instructions[-1])
     body.instructions, body.labels = expansion.instructions, expansion.labels
     for callee in bodies[1:]:
         body.scope.types.update(callee.scope.types)
         body.scope.memory.update(
-            {name: variable for name, variable in callee.scope.memory.items() if variable.space != "param"}
+            {
+                name: variable
+                for name, variable in callee.scope.memory.items()
+                if variable.space != "param" and name not in recursion.local
+            }
         )
         body.scope.used.update(callee.scope.used)
+    if recursion.size:
+        body.scope.memory[_STACK] = Variable(_STACK, "local", 0, recursion.size * (recursion.most + 1), 16)
 
 
-def _reach(
-    body: Body, functions: Functions, chain: tuple[str, ...], reached: dict[str, DeviceFunction], sizes: dict[str, int]
-) -> int:
-    """Collect all functions reached from a body; returns the number of instructions after inlining."""
+def _collect(body: Body, functions: Functions, reached: dict[str, DeviceFunction]) -> None:
+    """Collect all functions reached from a body."""
+    bodies = [body]
+    while bodies:
+        for instruction in bodies.pop().instructions:
+            for name in functions.called(instruction):
+                if name not in reached:
+                    reached[name] = functions.defined[name]
+                    bodies.append(reached[name].body)
+
+
+def _reach(body: Body, functions: Functions, chain: tuple[str, ...], sizes: dict[str, int]) -> int:
+    """The number of instructions of a body after inlining; `sizes` has those of functions that are known."""
     if len(chain) > DEEPEST:
         raise EmulationError(f"calls are nested more than {DEEPEST} deep, down to {chain[-1]}: use a loop")
     size = len(body.instructions)
     for instruction, name in [(each, name) for each in body.instructions for name in functions.called(each)]:
-        if name in chain:
-            if instruction.opcode.name == NAME:
-                continue  # an error if a thread does it
-            raise EmulationError(f"{_where(instruction)}: {name} calls itself: recursion is not modeled; use a loop")
         if name not in sizes:
-            function = reached[name] = functions.defined[name]
-            sizes[name] = _reach(function.body, functions, (*chain, name), reached, sizes)
+            sizes[name] = _reach(functions.defined[name].body, functions, (*chain, name), sizes)
         size += sizes[name]
         if size > LONGEST:
             raise EmulationError(
@@ -157,16 +190,23 @@ def _where(instruction: Instruction) -> str:
 class _Expansion:
     """The instructions of a kernel during inlining."""
 
-    def __init__(self, functions: Functions, slots: dict[str, dict[int, int]], registers: dict[str, str]) -> None:
-        self.functions, self.slots, self.registers = functions, slots, registers
+    def __init__(
+        self,
+        functions: Functions,
+        slots: dict[str, dict[int, int]],
+        registers: dict[str, str],
+        recursion: Recursion,
+    ) -> None:
+        self.functions, self.slots, self.registers, self.recursion = functions, slots, registers, recursion
         self.instructions: list[Instruction] = []
         self.labels: dict[str, int] = {}
         self.calls = 0
-        self.chain: list[str] = []  # the functions around the instruction
+        self.around = ""  # the function around the instruction that may call itself
+        self.back: dict[str, list[Label]] = {name: [] for name in recursion.names}  # where each returns to
 
     def put(self, instructions: list[Instruction], labels: Mapping[str, int], suffix: str, end: str | None) -> None:
         """Append a body; its labels get a suffix, and its returns branch to the label `end`, unless it is None."""
-        begins = []
+        begins, local = [], self.recursion.local
         last = instructions[-1] if instructions else None
         for instruction in instructions:
             begins.append(len(self.instructions))
@@ -194,6 +234,8 @@ class _Expansion:
                         self._move(instruction, slot, value, 8 * width, "u")
                     elif isinstance(value, Register) and value.type:
                         self._move(instruction, value, slot, 8 * width, sign)
+            elif any(isinstance(operand, Symbol) and operand.name in local for operand in instruction.operands):
+                self._frame_address(instruction)
             elif suffix and instruction.opcode.name in ("bra", "brx"):
                 moved = tuple(_renamed(operand, suffix) for operand in instruction.operands)
                 self.instructions.append(replace(instruction, operands=moved))
@@ -214,15 +256,86 @@ class _Expansion:
                 f"{_where(instruction)}: {function.name} is called with other parameters: pass as many as declared"
             )
         plain = self._unguarded(instruction, end)
+        recursive = function.name in self.recursion.names
+        saved = self._save(plain, function) if recursive else None
         for formal, actual in zip(function.parameters, passed.elements, strict=True):
             self._pass(plain, formal, actual)
-        self.chain.append(function.name)
-        self.put(function.body.instructions, function.body.labels, suffix, f"return{suffix}")
-        self.chain.pop()
-        self.labels[f"return{suffix}"] = len(self.instructions)
+        if saved is not None:
+            self._leave(plain, function, saved, f"return{suffix}")
+        else:
+            self.put(function.body.instructions, function.body.labels, suffix, f"return{suffix}")
+            self.labels[f"return{suffix}"] = len(self.instructions)
         for actual, formal in zip(results.elements, function.results, strict=True):
             self._pass(plain, actual, formal)
         self.labels[end] = len(self.instructions)
+
+    def _save(self, call: Instruction, function: DeviceFunction) -> Vector:
+        """Append a call.save of what the call of a function that may call itself destroys; returns the registers."""
+        preserved: dict[str, Register] = {}
+        if self.recursion.meets(function.name, self.around):
+            own = self.functions.defined[self.around]
+            for each in own.body.instructions:
+                names = names_of((*each.operands, *([each.guard] if each.guard else ())))
+                preserved |= {name: Register(name, own.body.scope.types[name]) for name in names if name != SINK.name}
+            for formal in own.parameters:
+                if isinstance(formal, Symbol):
+                    slots = [self._slot(formal.name, offset) for offset in self.slots[formal.name]]
+                    preserved |= {each.name: each for each in slots}
+            back = self._returns(self.around)
+            preserved[back.name] = back
+        saved, most = Vector(tuple(preserved.values())), Immediate(self.recursion.most)
+        what = Opcode("call.save", (function.name,), (), "call.save", "call", "")
+        self.instructions.append(replace(call, opcode=what, operands=(saved, most)))
+        return saved
+
+    def _leave(self, call: Instruction, function: DeviceFunction, saved: Vector, back: str) -> None:
+        """Branch to a function that may call itself, and restore the registers where it returns to."""
+        number, size = Immediate(len(self.back[function.name])), self.recursion.size
+        self.back[function.name].append(Label(back))
+        self._move(call, self._returns(function.name), number)
+        frame = [(text, (FRAME, FRAME, Immediate(size))) for text in ("add.u64", "sub.u64") if size]
+        self.registers[FRAME.name] = FRAME.type
+        add, sub = [replace(call, opcode=opcode(text), operands=each) for text, each in frame] or (None, None)
+        self.instructions += [add] if add else []
+        self.instructions.append(replace(call, opcode=opcode("bra"), operands=(Label(_entry(function.name)),)))
+        self.labels[back] = len(self.instructions)
+        self.instructions += [sub] if sub else []
+        what = Opcode("call.restore", (function.name,), (), "call.restore", "call", "")
+        self.instructions.append(replace(call, opcode=what, operands=(saved,)))
+
+    def _returns(self, name: str) -> Register:
+        """The register that tells where a function returns to."""
+        register = Register(f"%return.{name}", "u32")
+        self.registers[register.name] = register.type
+        return register
+
+    def put_recursive(self, last: Instruction) -> None:
+        """Append the functions that may call themselves, each once, behind the kernel, which ends with `last`."""
+        if self.recursion.names and (last.opcode.name not in ("ret", "exit", "bra") or last.guard is not None):
+            self.instructions.append(replace(last, opcode=opcode("ret"), operands=(), guard=None, negated=False))
+        switches = []
+        for name in self.recursion.names:
+            self.around, body = name, self.functions.defined[name].body
+            self.labels[_entry(name)] = len(self.instructions)
+            self.put(body.instructions, body.labels, f"@{name}", f"return@{name}")
+            self.labels[f"return@{name}"] = len(self.instructions)
+            switches.append((name, len(self.instructions)))
+            end = replace(body.instructions[-1], guard=None, negated=False)
+            self.instructions.append(replace(end, opcode=opcode("brx.idx"), operands=()))
+        for name, at in switches:
+            operands = (self._returns(name), Vector(tuple(self.back[name])))
+            self.instructions[at] = replace(self.instructions[at], operands=operands)
+
+    def _frame_address(self, instruction: Instruction) -> None:
+        """Append the address of a local variable in the frame of the present call."""
+        target, source = instruction.operands[0], instruction.operands[-1]
+        if instruction.opcode.name != "mov" or not isinstance(target, Register) or not isinstance(source, Symbol):
+            raise EmulationError(
+                f"{_where(instruction)}: a local variable of a function that calls itself has its address by mov"
+            )
+        offset = self.recursion.local[source.name].offset + source.offset
+        self.instructions.append(replace(instruction, operands=(target, Symbol(_STACK, offset))))
+        self.instructions.append(replace(instruction, opcode=opcode("add.u64"), operands=(target, target, FRAME)))
 
     def _unguarded(self, call: Instruction, end: str) -> Instruction:
         """Return a call without its guard; threads for which the guard is false branch to the label `end`."""
@@ -245,11 +358,7 @@ class _Expansion:
         leave = replace(plain, opcode=opcode("bra"), operands=(Label(end),))
         for name in names:
             self.labels[f"to {name}{suffix}"] = len(self.instructions)
-            if name in self.chain:
-                recursive = Opcode("call", (f"{name} by itself",), (), "call", "call", "")
-                self.instructions.append(replace(plain, opcode=recursive, operands=()))
-            else:
-                self._call(plain, self.functions.defined[name])
+            self._call(plain, self.functions.defined[name])
             self.instructions.append(leave)
         self.labels[other] = len(self.instructions)
         self.instructions.append(replace(plain, opcode=opcode("trap"), operands=()))
@@ -259,10 +368,14 @@ class _Expansion:
         """The results and parameters, as registers, of a call that remains."""
         results, passed = ([*each.elements] for each in call.operands if isinstance(each, Vector))
         size = 4 if _callee(call) == "vprintf" else 8  # of a result that nobody reads
-        return tuple(
-            self._whole(operand.name, size) if isinstance(operand, Symbol) else operand
-            for operand in (*(results or [SINK]), *passed)
-        )
+        registers: list[Operand] = []
+        for operand in (*(results or [SINK]), *passed):
+            if isinstance(operand, Symbol):
+                self._whole(operand.name, size)
+                registers += [self._slot(operand.name, offset) for offset in sorted(self.slots[operand.name])]
+            else:
+                registers.append(operand)
+        return tuple(registers)
 
     def _slot_memory(self, instruction: Instruction) -> Symbol | None:
         for operand in instruction.operands:
@@ -308,6 +421,14 @@ class _Expansion:
             part = stored if stored > wide else bits or stored
             text = f"cvt.{sign}{wide}.{sign}{part}"
         self.instructions.append(replace(origin, opcode=opcode(text), operands=(to, source)))
+
+
+_STACK = "%stack"  # the local variable that holds the frames
+
+
+def _entry(name: str) -> str:
+    """The label of a function that may call itself."""
+    return f"begin {name}"
 
 
 def _renamed(operand: Operand, suffix: str) -> Operand:

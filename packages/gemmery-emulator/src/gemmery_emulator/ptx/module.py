@@ -73,7 +73,7 @@ def parse(text: str, wrappers: Collection[str] = ()) -> PtxModule:
             elif match["variable"]:
                 if not match["variable"].startswith(".pragma"):
                     scope.add(variable(match["variable"])[0])
-            elif match["function"] == "func":
+            else:
                 scope.functions.setdefault(match["name"], address(len(scope.functions)))
             if match["opening"] == "{":
                 kernel = match["function"] == "entry"
@@ -95,7 +95,8 @@ def parse(text: str, wrappers: Collection[str] = ()) -> PtxModule:
     outer, _ = _spaces([with_functions(each, pointed) for each in scope.variables.values()], ("global", "const"))
     for body, parameters, _ in kernels.values():
         expand(body, [parameter.name for parameter in parameters], Functions(functions, pointed))
-    read = {name: _kernel(name, *kernel, scope, outer) for name, kernel in kernels.items()}
+    entries = {at: name for name, at in pointed.items() if name in kernels}
+    read = {name: _kernel(name, *kernel, scope, outer, entries) for name, kernel in kernels.items()}
     return PtxModule(facts.get("version", ""), facts.get("target", ""), read)
 
 
@@ -140,7 +141,13 @@ def _spaces(variables: Iterable[Variable], spaces: tuple[str, ...]) -> tuple[dic
 
 
 def _kernel(
-    name: str, body: Body, parameters: list[Parameter], limits: str, scope: Scope, outer: dict[str, Variable]
+    name: str,
+    body: Body,
+    parameters: list[Parameter],
+    limits: str,
+    scope: Scope,
+    outer: dict[str, Variable],
+    entries: dict[int, str],
 ) -> PtxKernel:
     """Lay out a kernel's memory as ptxas does: its own variables, then those of the module that it uses."""
     used = [each for each in scope.variables.values() if each.space == "shared" and each.name in body.scope.used]
@@ -155,4 +162,5 @@ def _kernel(
         tuple(body.instructions),
         body.labels,
         {word: tuple(int(value) for value in re.findall(r"\d+", values)) for word, values in _LIMIT.findall(limits)},
+        entries,
     )

@@ -1,4 +1,4 @@
-"""Few columns of C, or few rows: dot products along k within the bound, with the same bits for any rows, threads and layout of B."""
+"""Few columns or rows of C: dot products within the bound, the same bits for any rows, threads and layout of B."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Few columns of C: dot products along k within the bound, with the same bits for any rows, threads and layout of B."""
+"""Few columns or rows of C: dot products within the bound, the same bits for any rows, threads and layout of B."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import gemmery as gm
 from gemmery import verify
 from gemmery.cpu import build
+from gemmery.cpu.build import SMALL_C
 from gemmery.cpu.target import DOTS_K, dots_columns, host
 from gemmery.ladder.cpu import CPU
 from gemmery.ladder.rung import find
@@ -49,6 +50,33 @@ def test_every_shape_layout_and_scalar(name):
             layouts = [str(draw.choice(kinds)) for kinds in (ROWS, LAYOUTS, ROWS)]
             alpha, beta = [(1, 0), (1, 1), (2.5, 0), (-0.5, 3), (0, 1)][draw.integers(5)]
             multiply((m, n, k), name, layouts, alpha, beta)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_few_rows_of_every_layout_and_scalar(name):
+    draw, most = np.random.default_rng(1), dots_columns(host(), numpy_dtype(name).itemsize)
+    for n in (most + 1, 17, 64, 129, 1025):
+        for m in range(2, most + 1):
+            k = int(draw.choice([2, 15, 17, 48, 1023, 1025, 2500]))
+            layouts = str(draw.choice(LAYOUTS)), "F", str(draw.choice(ROWS))
+            alpha, beta = [(1, 0), (2.5, 0), (-0.5, 3)][draw.integers(3)]
+            multiply((m, n, k), name, layouts, alpha, beta, threads=int(draw.integers(1, 4)))
+
+
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("k", [50, 1025])
+def test_few_rows_are_the_transposed_product(name, k):
+    x, w = random((2, k), name, 7), random((480, k), name, 8)
+    product = gm.matmul(x, w.T)
+    assert gm.explain(x, w.T).rung == "dots"
+    assert product.tobytes() == np.ascontiguousarray(gm.matmul(w, x.T).T).tobytes()
+    for _ in range(100):  # by the kernel for every shape, then by a plan
+        assert gm.matmul(x, w.T).tobytes() == product.tobytes()
+    for threads in (1, 2, 5):
+        assert gm.matmul(x, w.T, threads=threads).tobytes() == product.tobytes()
+    assert gm.matmul(x, w[::2].T).tobytes() == np.ascontiguousarray(product[:, ::2]).tobytes()
+    kept = gm.matmul(np.concatenate([x, x, x, x]), w.T, batch_invariant=True)[:2]
+    assert gm.matmul(x, w.T, batch_invariant=True).tobytes() == kept.tobytes()
 
 
 @pytest.mark.parametrize("name", TYPES)
@@ -101,6 +129,11 @@ def test_where_it_is_chosen():
     assert rung(100, 2, 100, by_columns=True, batch_invariant=True) != "dots"
     assert rung(100, 2, 100, by_columns=True, activation="relu") != "dots"
     assert rung(1, 2, 100, by_columns=True) == "gemv"
+    assert rung(2, SMALL_C // 2, DOTS_K, by_columns=True) == rung(most, most + 1, 100, by_columns=True) == "dots"
+    assert rung(2, SMALL_C // 2 + 1, 100, by_columns=True) != "dots"  # whose rows must not depend on m
+    assert rung(most + 1, most + 1, 100, by_columns=True) != "dots"
+    assert rung(2, 100, DOTS_K - 1, by_columns=True) != "dots"
+    assert rung(2, 100, 100, by_columns=True, batch_invariant=True) != "dots"
     if few > 1:
         assert rung(100, few, 100) == rung(1, few, 100) == "dots"
         assert rung(100, few + 1, 100) != "dots"
@@ -111,6 +144,8 @@ def test_it_says_what_it_refuses():
     a, b, c = (place(np.ones(shape, "f4"), "f32", "C") for shape in ((1, 5, 60), (1, 60, most + 1), (1, 5, most + 1)))
     assert f"half of a vector, here {most}, not" in rung.refusal(problem(a, b, c))
     assert rung.refusal(problem(a, b, c)._replace(dtype="f16")) == "it is written for f32, f64, not f16"
+    by_columns = problem(a, b, c)._replace(m=2, b_layout="col")
+    assert rung.refusal(by_columns) == ""
     two = problem(a, b, c)._replace(n=2)
     assert "along the rows of A" in rung.refusal(two._replace(a_layout="col"))
     assert "C must be f32, not f64" in rung.refusal(two._replace(out="f64"))

@@ -317,6 +317,8 @@ def dots_refuses(problem: Problem) -> str:
     """Return why dot products cannot run a problem; "" when they can."""
     p = problem.by_rows()
     most = dots_columns(host(), dtypes.get(p.dtype).size)
+    if dots_few_rows(p):
+        p = p.transposed()
     if not 2 <= p.n <= most:
         return f"C must have 2 columns of {p.dtype} to half of a vector, here {most}, not {p.n}"
     if p.a_layout != "row":
@@ -326,20 +328,27 @@ def dots_refuses(problem: Problem) -> str:
     return "it has no epilogue (bias, activation); use packed" if p.epilogue else ""
 
 
+def dots_few_rows(problem: Problem) -> bool:
+    """Return True where `dots` computes C' = B' A': C, row-major, has few rows and more columns than it takes."""
+    most = dots_columns(host(), dtypes.get(problem.dtype).size)
+    return 2 <= problem.m <= most < problem.n and problem.b_layout == "col"
+
+
 def dots(problem: Problem, config: Config) -> Launch:
-    """Return the kernel of few columns of C, which sums by lanes."""
-    return _dots(problem.dtype)
+    """Return the kernel of few columns of C, or of few rows, which sums by lanes."""
+    return _dots(problem.dtype, dots_few_rows(problem.by_rows()))
 
 
 @cache
-def _dots(dtype: str) -> Launch:
+def _dots(dtype: str, few_rows: bool) -> Launch:
     target, element = host(), dtypes.get(dtype)
     entry = load(target, Problem(2, 2, 2, dtype, dtype), dots_image(target, dtype))["dots"]
     # The sums on three levels, and copied columns of B.
     room = dots_columns(target, element.size) * (3 * DOTS_ROWS + DOTS_APART) * element.size
-    blocks = Blocks(DOTS_ROWS, DOTS_BLOCK, 0, room)
+    blocks = Blocks(DOTS_ROWS, DOTS_BLOCK, int(few_rows), room)
     each = _step(1) / target.lanes(element.size) * 1.5  # 0.5 for loads and the sums of lanes
-    unit = Unit(_VECTOR_ROWS, 0, 0, each=each, read=_read(dtype))
+    rows, columns = (0, _VECTOR_ROWS) if few_rows else (_VECTOR_ROWS, 0)
+    unit = Unit(rows, columns, 0, each=each, read=_read(dtype))
     return Launch(entry, element.llvm, element.size, lambda m, n, k: blocks, unit=unit)
 
 

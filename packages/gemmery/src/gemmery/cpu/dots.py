@@ -1,8 +1,9 @@
-"""Few columns of C: dot products of the rows of A with the columns of B, each summed by lanes.
+"""Few columns of C, or few rows: dot products of the rows of A with the columns of B, each summed by lanes.
 
 A tile that runs along a row of C would leave most lanes empty, and packing A would copy more than is multiplied. Here
 vectors run along k, as in `gemv`: each vector of A is read once, in memory order, for all columns. Rows of A must be
-contiguous; columns of B that are not are copied, a block of k at a time.
+contiguous; columns of B that are not are copied, a block of k at a time. Few rows are the transposed product,
+C' = B' A', with strides swapped: then columns of B must be contiguous, as in `x @ w.T`, and B is read once, unpacked.
 
 Every element is summed in the same order, whatever m, n and the layout of B are: lanes of a block of k, then the lanes
 by halves, then the blocks in levels (`long_k`).
@@ -115,7 +116,11 @@ def _rows(f: Function, element: str, i: Value, rows: int, n: int) -> None:
 def _entry(f: Function, element: str, most: int) -> None:
     args, size = Args(f, f["args"]), SIZES[element]
     lanes = f.target.lanes(size)
-    m, n, k, a_row, b_row, b_col = args.m, args.n, args.k, args.a_row, args.b_row, args.b_col
+    few_rows, k = args.nc.equals(1), args.k
+    (m, n), (a, b) = _swapped(f, few_rows, args.m, args.n), _swapped(f, few_rows, args.a, args.b)
+    a_row, b_col = _swapped(f, few_rows, args.a_row, args.b_col)
+    b_row = f.select(few_rows, args.a_col, args.b_row)
+    c_steps = _swapped(f, few_rows, args.c_row, args.c_col)
     sums, apart = args.workspace, f.index(most * DOTS_ROWS * size)
     columns = sums + apart * 3
     with f.loop(0, m, DOTS_ROWS) as i:
@@ -128,22 +133,30 @@ def _entry(f: Function, element: str, most: int) -> None:
         def add(p: Value, stop: Value, i: Value = i, count: Value = count, column: Value = column) -> None:
             """Add the products of a block of k to the sums."""
             deep = stop - p
-            b, b_column = f.var(args.b + p * b_row), f.var(b_col)
+            columns_at, b_column = f.var(b + p * b_row), f.var(b_col)
             with f.if_(b_row.differs(size)):
-                copied = b.value, b_row, b_col, deep, columns
+                copied = columns_at.value, b_row, b_col, deep, columns
                 f.switch(n, {j: partial(f.call, f"copy_{j}", *copied) for j in range(2, most + 1)})
-                b.value, b_column.value = columns, f.index(DOTS_APART * size)
-            a = args.a + i * a_row + p * size
-            operands = count, deep, a, a_row, b.value, b_column.value, sums, column
+                columns_at.value, b_column.value = columns, f.index(DOTS_APART * size)
+            rows_at = a + i * a_row + p * size
+            operands = count, deep, rows_at, a_row, columns_at.value, b_column.value, sums, column
             f.switch(n, {j: partial(f.call, f"dots_{j}", *operands) for j in range(2, most + 1)})
 
         totals = in_levels(f, k, f.index(DOTS_BLOCK), sums, apart, lines, add)
-        _finish(f, element, args, i, count, totals, column)
+        _finish(f, element, args, i, count, n, c_steps, totals, column)
 
 
-def _finish(f: Function, element: str, args: Args, i: Value, count: Value, totals: Value, column: Value) -> None:
+def _swapped(f: Function, swap: Value, first: Value, second: Value) -> tuple[Value, Value]:
+    """Return two values, in the other order where `swap` is true."""
+    return f.select(swap, second, first), f.select(swap, first, second)
+
+
+def _finish(
+    f: Function, element: str, args: Args, i: Value, count: Value, n: Value, c_steps: tuple[Value, Value],
+    totals: Value, column: Value,
+) -> None:  # fmt: skip
     """Store the rows of C from row i on: alpha times the sums plus beta C."""
-    size, n, c_row, c_col = SIZES[element], args.n, args.c_row, args.c_col
+    size, (c_row, c_col) = SIZES[element], c_steps
     alpha, beta = f.load(element, args.alpha), f.load(element, args.beta)
     c = args.c + i * c_row
     for scaled in (False, True):

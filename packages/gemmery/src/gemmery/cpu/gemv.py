@@ -60,6 +60,8 @@ def gemv(target: Target, product: Product, columns: int) -> Module:
         "axpys_1": lambda f: gemv_forms.axpys(f, product, 1, columns),
         "each": lambda f: gemv_forms.each(f, product),
     }
+    if gemv_forms.reads_ahead(target, product):
+        forms["dots_ahead"] = lambda f: gemv_forms.dots(f, product, 1, ahead=True)
     if not product.is_complex:
         forms["dots_2"] = lambda f: gemv_forms.dots(f, product, 2)
         forms["axpys_2"] = lambda f: gemv_forms.axpys(f, product, 2, columns)
@@ -151,7 +153,13 @@ def _choose(f: Function, product: Product, operands: tuple[Value, ...]) -> None:
             return
         name, stride, apart = rest[0]
         with f.if_(stride.equals(apart * size)):
-            f.call(name, *operands)
+            if name == "dots_1" and gemv_forms.reads_ahead(f.target, product):
+                with f.if_(operands[0] * operands[1] * size > gemv_forms.ahead_from(f.target, product)):
+                    f.call("dots_ahead", *operands)
+                with f.else_():
+                    f.call(name, *operands)
+            else:
+                f.call(name, *operands)
         with f.else_():
             choose(rest[1:])
 

@@ -13,6 +13,7 @@ from gemmery import dtypes
 from gemmery.cpu.convert import load_as, widen
 from gemmery.cpu.ir import Function, Value
 from gemmery.cpu.ir_types import SIZES, element_of, lanes_of, vector
+from gemmery.cpu.target import Target
 from gemmery.cpu.ukernel import Product
 
 PARAMS = (
@@ -23,6 +24,7 @@ SCALARS = 8  # sums in one pass of `each`, a chain of multiply-adds for each
 # Bytes by which `dots` prefetches rows on Zen 5. One row times w.T, one thread, us, with eight rows, four, four and
 # prefetches: 4096 x 16384, f32 7416, 6683, 6403; 4096 x 8192, f64 8544, 7867, 7278; in L3, 1024 x 1024, f32 38.3, 38.0,
 # 38.8. On Zen 4 prefetches took 54 to 62 us there.
+# Smaller matrices take longer with them: 300 x 400, f32 3.85 without, 4.17; 1500 x 3000, f32 193, 207, f64 630, 592.
 _AHEAD = 1024
 
 
@@ -70,18 +72,17 @@ def _cells(f: Function, product: Product, at: Value, apart: int, rest: Value | N
     return widen(f, f.shuffle(load(0), load(lanes - 1), order), memory, product.accumulator)
 
 
-def dots(f: Function, product: Product, apart: int) -> None:
+def dots(f: Function, product: Product, apart: int, ahead: bool = False) -> None:
     """Compute sums[i] += row i of A times x, with as many rows at once as leave half of the registers for loads.
 
     Two rows of every second element: with four, LLVM takes 5 ms longer and f32 and f64 are no faster. With AVX2 they
-    are (1024 x 1024 of 2048 x 2048, f64, Zen 3: 433 us with four, 602 with two). On Zen 5 four rows with prefetches are
-    the fastest (`_AHEAD`).
+    are (1024 x 1024 of 2048 x 2048, f64, Zen 3: 433 us with four, 602 with two). With `ahead`, four rows
+    with prefetches (`_AHEAD`).
     """
     size, step, parts = SIZES[product.accumulator], apart * _number_size(product), product.parts
     lanes = f.target.lanes(size)
     wide = vector(lanes, product.accumulator)
     isa = f.target.isa
-    ahead = _reads_ahead(f, product)
     most = 2 if apart == 2 and isa != "avx2" else (8 if isa == "avx512" and not ahead else 4) // parts
     for i, rows in f.in_steps(f["count"], most):
         k = f["k"] * parts
@@ -90,7 +91,7 @@ def dots(f: Function, product: Product, apart: int) -> None:
         totals = [[[f.var(f.zero(wide)) for _ in range(VECTORS)] for _ in x] for _ in a]
         whole = k // (lanes * VECTORS) * (lanes * VECTORS)
         with f.loop(0, whole, lanes * VECTORS) as p:
-            if apart == 1 and ahead:
+            if ahead:
                 for row, line in itertools.product(a, range(0, lanes * VECTORS * step, 64)):
                     f.prefetch(row + p * step + (_AHEAD + line))
             for v in range(VECTORS):
@@ -111,9 +112,14 @@ def dots(f: Function, product: Product, apart: int) -> None:
         f.store(f.load(total.type, at) + total, at)
 
 
-def _reads_ahead(f: Function, product: Product) -> bool:
-    """Return True where rows are prefetched: other types were not measured, nor other CPUs but Zen 4."""
-    return f.target.is_zen5 and product.dtype in ("f32", "f64")
+def reads_ahead(target: Target, product: Product) -> bool:
+    """Return True where rows beyond L2 are prefetched: other types were not measured, nor other CPUs but Zen 4."""
+    return target.is_zen5 and product.dtype in ("f32", "f64")
+
+
+def ahead_from(target: Target, product: Product) -> int:
+    """Return the bytes of a part of A above which its rows are prefetched: L2, and of f32 most of L3."""
+    return (target.l2 or 1 << 20) if product.dtype == "f64" else 3 * (target.l3 or 32 << 20) // 4
 
 
 def _number_size(product: Product) -> int:

@@ -43,6 +43,16 @@ def test_layouts_alignments_and_batches(card, whole):
     assert card.launched[2:] == ["wgmma_pack", "wgmma_epilogue"]
 
 
+@pytest.mark.parametrize("kinds", [("f16", "f32"), ("f32", "f64"), ("f64", "f32")])
+def test_two_types_are_multiplied_as_they_are(card, whole, kinds):
+    x, y = whole(30, 40), whole(40, 50)
+    a, b = (card.put(z, kind) for z, kind in zip((x, y), kinds, strict=True))
+    out = card.empty((30, 50), "f64" if "f64" in kinds else "f32")
+    gm.matmul(a, b, out)
+    assert np.array_equal(out.numbers, x @ y)
+    assert card.launched == ["simt_pipelined"]
+
+
 def test_out_may_overlap_an_operand(card, whole):
     x, y = whole(48, 48), whole(48, 48)
     memory, b = card.put(np.vstack([x, x[:1]]), "bf16"), card.put(y.T, "bf16").T

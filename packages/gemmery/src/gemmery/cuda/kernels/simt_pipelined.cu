@@ -12,7 +12,7 @@
 template <bool PACKED, class T, class Out>
 __device__ __forceinline__ Product<T, Out> given_or_packed(Product<T, Out> p) {
   if (!PACKED) return p;
-  p.b = static_cast<const T*>(p.workspace);
+  p.b = static_cast<decltype(p.b)>(p.workspace);
   p.b_row = (p.n + 31LL) / 32 * 32;
   p.b_col = 1;
   if (p.b_batch) p.b_batch = p.b_row * p.k;

@@ -36,12 +36,14 @@ ROUNDS = 2  # of blocks that are followed; the later ones take as long as the la
 LOST = 0.4
 TOGETHER = 2  # loads that a warp waits for together, one of A and one of B: it waits where either misses
 WAIT = "griddepcontrol.wait"
-# Warps that meet at barriers do not hide all of what L1 takes behind what issue or tensor cores take: this share of the
-# shorter one shows. It adds to the waits where one block is alone on a multiprocessor and brings tiles to shared memory
-# through registers; of more blocks, no less than the two together shows. With cp.async issue is hidden (simt_pipelined
-# in f32), and all is while tensor cores take longest. The share was chosen by tiles in bf16 and f32 of blocks alone, on
-# an H200 at n = 1024. Published rates of an RTX 3090 and an A6000, with 16 lanes of loads, speak against it there.
-IN_STEP, SHOWN = 8, 0.35  # warps of a block, and the share
+# Warps that meet at barriers do not hide all of what L1 takes behind what issue, integers or tensor cores take: this
+# share of the shorter one shows. It adds to the waits where one block is alone on a multiprocessor and brings tiles to
+# shared memory through registers; of more blocks, no less than the two together shows, and of more than `MANY` warps
+# less: how many of them ask for the one unit at a time and not for the other varies by their square root. With cp.async
+# issue is hidden (simt_pipelined in f32), and all is while tensor cores take longest. The share was chosen by tiles in
+# bf16 and f32 of blocks alone, on an H200 at n = 1024. Published rates of an RTX 3090 and an A6000, with 16 lanes of
+# loads, speak against it there.
+IN_STEP, SHOWN, MANY = 8, 0.35, 16  # warps of a block, the share, and warps of a multiprocessor
 # Of the clocks by which banks of registers are late, the share that no queue of operands hides: chosen by the tiles of
 # threads in f32 and bf16 on an H200, whose f16 is held out.
 CONFLICT = 0.25
@@ -151,11 +153,12 @@ def predict_launch(
     kinds = amounts.sum(axis=0)
     if kinds[KINDS.index("barrier")] and longest != "tensor" and pipes.accesses >= WARP:
         l1 = max(time for name, time in terms.items() if name.startswith("L1"))
-        other = max(terms["tensor"], 0.0 if shape.copies else terms["issue"])
-        least_shown = SHOWN * min(l1, other)
-        if running == 1 and -(-shape.threads // WARP) <= IN_STEP and not shape.copies:
+        other = max(terms["tensor"], 0.0 if shape.copies else max(terms["issue"], terms["integer"]))
+        warps = -(-shape.threads // WARP)
+        least_shown = SHOWN * min(l1, other) * min(MANY / (running * warps), 1.0) ** 0.5
+        if running == 1 and warps <= IN_STEP and not shape.copies:
             simulated += least_shown * device.clock * 1e9
-        elif longest == "issue" or longest.startswith("L1"):
+        elif longest in ("issue", "integer") or longest.startswith("L1"):
             simulated = max(simulated, (max(l1, other) + least_shown) * device.clock * 1e9)
     tensor = (float(kinds[KINDS.index(name)]) * clocks[name] * pipes.tensor for name in TENSOR)  # at their peak
     cooled = pipes.heat * seconds(sum(tensor)) * shape.blocks / (each * device.sms)  # idle multiprocessors leave power

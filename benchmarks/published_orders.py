@@ -21,13 +21,14 @@ import numpy as np
 
 import gemmery as gm
 from gemmery.errors import GemmeryError
+from gemmery_emulator.kernels.prediction import predicted_longer
 
 SOURCE = Path(__file__).with_suffix(".cu")
 TIE = 0.005  # of the longer time
 SAME = 0.01  # published times that differ by less have no order
 N = 4096  # side of the published products, and queries of each of the HEADS
 HEADS, WIDE = 8, 128  # of attention, and elements of a head
-# By ladder, the length that is summed over, of the shorter of two predictions and of the published kernels.
+# By ladder, the length that is summed over, of the shorter of two runs and of the published kernels.
 LENGTHS = {"sgemm": (64, N), "gemm": (64, N), "mma": (256, N), "attention": (256, 2 * N)}
 
 
@@ -193,20 +194,23 @@ def arguments(ladder: str, kernel: LadderKernel, k: int) -> list[object]:
 
 
 def predicted(ladder: str, kernel: LadderKernel, cards: Sequence[str], public: Path | None) -> dict[str, float]:
-    """The predicted seconds by card; a block alone runs first, of two of LENGTHS, from which the whole follows."""
-    times: dict[str, list[float]] = {card: [] for card in cards}
+    """The predicted seconds by card; a block alone runs first, of two of LENGTHS, from which the whole follows.
+
+    The times of both would not do: memory takes longest of short products, and hides what multiprocessors take.
+    """
     source = public / kernel.file if public and kernel.file else SOURCE
     step, length = LENGTHS.get(ladder, (0, 0))
+    runs = []
     for k in (step, 2 * step) if step else (0,):
         one = (1,) * len(kernel.grid)
         given = arguments(ladder, kernel, k)
         run = gm.emulate(source, kernel.instance, one, kernel.block, given, shared=kernel.shared, check=False)
         grid = (*kernel.grid, 1, 1)[:3]
-        whole = replace(run, launch=replace(run.launch, grid=grid))
-        for card in cards:
-            times[card].append(whole.predict(card).seconds)
-    turns = length / step - 1 if step else 0
-    return {card: each[0] + (each[-1] - each[0]) * turns for card, each in times.items()}
+        runs.append(replace(run, launch=replace(run.launch, grid=grid)))
+    if not step:
+        return {card: runs[0].predict(card).seconds for card in cards}
+    size = float(sum(each.nbytes for each in arguments(ladder, kernel, length) if isinstance(each, np.ndarray)))
+    return {card: predicted_longer(*runs, card, length / step - 1, size).seconds for card in cards}
 
 
 def pairs(kernels: Sequence[LadderKernel], seconds: Sequence[float]) -> tuple[int, int, int, list[str]]:

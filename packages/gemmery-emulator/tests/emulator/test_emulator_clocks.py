@@ -10,7 +10,15 @@ import pytest
 import gemmery as gm
 from gemmery.cuda.pipes import USABLE, clocks_of, pipes_of
 from gemmery.errors import DeviceError, EmulationError
-from gemmery_emulator.kernels.prediction import IN_STEP, MANY, MEETS, SHOWN, LaunchShape, predict_launch
+from gemmery_emulator.kernels.prediction import (
+    IN_STEP,
+    MANY,
+    MEETS,
+    SHOWN,
+    LaunchShape,
+    predict_launch,
+    predicted_longer,
+)
 from gemmery_emulator.pace import Paced
 from gemmery_emulator.pace.clocks import Arrives, Awaits, BulkCopies, PathRates, StepRuns, WarpClocks
 from gemmery_emulator.pace.demand import KINDS, PLACE, WarpDemand
@@ -226,7 +234,7 @@ def test_a_block_alone_shows_a_share_of_what_is_shorter():
     """L1 takes 3000 clocks and issue 2000: the warps of one block meet at barriers, unless something comes between."""
     device, pipes = pipes_of("h200")
 
-    def shown(threads=256, running=1, barriers=1.0, pipes=pipes, **kinds):
+    def shown(threads=256, running=1, barriers=1.0, **kinds):
         amounts = np.zeros((1, len(KINDS)))
         for kind, amount in {"barrier": barriers, "wavefronts": 3000.0, "issue": 8000.0, **kinds}.items():
             amounts[0, PLACE[kind]] = amount * running
@@ -239,7 +247,21 @@ def test_a_block_alone_shows_a_share_of_what_is_shorter():
     assert shown(issue=20000.0) == pytest.approx(SHOWN * 3000)
     assert shown(threads=32 * (IN_STEP + 1)) == shown(running=2) == shown(barriers=0.0) == 0
     assert shown(tensor=1e8) == 0  # products take longest
-    assert shown(pipes=replace(pipes, accesses=16)) == 0
+
+
+def test_a_longer_launch_follows_from_two_runs():
+    """Memory takes as long for all three lengths, and hides more of the shorter ones: their times would not do."""
+    code = """__global__ void f(float* x, int n) {
+  float sum = 0;
+  for (int i = 0; i < n; ++i) sum = fmaf(sum, sum, 1.0f);
+  x[blockIdx.x * 256 + threadIdx.x] = sum;
+}"""
+    x = np.zeros(1 << 20, np.float32)
+    runs = [gm.emulate(code, "f", 1 << 12, 256, [x, n], check=False) for n in (8, 16, 4096)]
+    longer = predicted_longer(runs[0], runs[1], "h200", 4088 / 8, float(x.nbytes))
+    whole, short = runs[2].predict("h200").seconds, [run.predict("h200").seconds for run in runs[:2]]
+    assert longer.seconds == pytest.approx(whole, rel=0.02)
+    assert short[0] + (short[1] - short[0]) * 4088 / 8 < 0.95 * whole
 
 
 def asking(clocks=0.0, *, loaded=0.0, **kinds):

@@ -13,7 +13,8 @@ __global__ void product_plain(const float* a, const float* b, float* c, int n, i
 
 // A tile of A and one of B in shared memory; a thread has TM x TN elements of C. QUADS loads float4; where a
 // tile has FEWer than the block has threads, all threads load, within A and B. TURNED keeps A's tile by columns. BANKS
-// is how B's tile lies: 0 by rows, 1 with the elements of a thread apart, 2 with padded rows.
+// is how B's tile lies: 0 by rows, 1 with the elements of a thread apart, 2 with padded rows. How often a thread loads is
+// a constant, as published: a loop from its own index to the end would not be unrolled, and load one after the other.
 template <int BM, int BN, int BK, int TM, int TN, bool QUADS, bool TURNED, int BANKS>
 __global__ void __launch_bounds__(BM * BN / TM / TN)
 product_tiled(const float* a, const float* b, float* c, int n, int k, float alpha, float beta) {
@@ -27,8 +28,8 @@ product_tiled(const float* a, const float* b, float* c, int n, int k, float alph
   for (int at = 0; at < k; at += BK, a += BK, b += BK * n) {
     if constexpr (QUADS) {
 #pragma unroll
-      for (int i = t; i < (BM * BK / 4 + THREADS - 1) / THREADS * THREADS; i += THREADS) {
-        const int r = i / (BK / 4), q = i % (BK / 4) * 4;
+      for (int e = 0; e < BM * BK / 4; e += THREADS) {
+        const int i = e + t, r = i / (BK / 4), q = i % (BK / 4) * 4;
         if (!FEW && r >= BM) break;
         float4 v = {};
         if (!FEW || (blockIdx.y * BM + r < n && at + q < k)) v = *(const float4*)(a + r * k + q);
@@ -40,8 +41,8 @@ product_tiled(const float* a, const float* b, float* c, int n, int k, float alph
         }
       }
 #pragma unroll
-      for (int i = t; i < (BK * BN / 4 + THREADS - 1) / THREADS * THREADS; i += THREADS) {
-        const int r = i / (BN / 4), q = i % (BN / 4) * 4;
+      for (int e = 0; e < BK * BN / 4; e += THREADS) {
+        const int i = e + t, r = i / (BN / 4), q = i % (BN / 4) * 4;
         if (!FEW && r >= BK) break;
         float4 v = {};
         if (!FEW || at + r < k) v = *(const float4*)(b + r * n + q);
@@ -58,12 +59,12 @@ product_tiled(const float* a, const float* b, float* c, int n, int k, float alph
       }
     } else {
 #pragma unroll
-      for (int i = t; i < BM * BK; i += THREADS) {
-        const int r = i / BK, q = i % BK;
+      for (int e = 0; e < BM * BK; e += THREADS) {
+        const int i = e + t, r = i / BK, q = i % BK;
         sa[TURNED ? q * BM + r : i] = a[r * k + q];
       }
 #pragma unroll
-      for (int i = t; i < BK * BN; i += THREADS) sb[i] = b[i / BN * n + i % BN];
+      for (int e = 0; e < BK * BN; e += THREADS) sb[e + t] = b[(e + t) / BN * n + (e + t) % BN];
     }
     __syncthreads();
 #pragma unroll

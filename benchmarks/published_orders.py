@@ -1,9 +1,11 @@
 """Compare the predicted order of kernels of well-known ladders with the published one; needs NVRTC and no GPU.
 
-    python benchmarks/published_orders.py [LADDER ...] [--cards rtx3090,a100] [--all]
+    python benchmarks/published_orders.py [LADDER ...] [--cards rtx3090,a100] [--all] [--public FOLDER]
 
-The kernels of published_orders.cu are written anew after the descriptions. A pair counts as tied where predictions
-differ by less than 0.5 %, as wrong where they are the other way round. Published pairs within 1 % are left out.
+The kernels of published_orders.cu are written anew after the descriptions. Those of the ladders "mma" and "attention"
+are the published files themselves: FOLDER holds a checkout of github.com/gau-nernst/learn-cuda (1454f8b), without which
+these two are left out. A pair counts as tied where predictions differ by less than 0.5 %, as wrong where they are the
+other way round. Published pairs within 1 % are left out.
 """
 
 from __future__ import annotations
@@ -19,11 +21,15 @@ import numpy as np
 
 import gemmery as gm
 from gemmery.errors import GemmeryError
+from gemmery_emulator.kernels.prediction import predicted_longer
 
 SOURCE = Path(__file__).with_suffix(".cu")
 TIE = 0.005  # of the longer time
 SAME = 0.01  # published times that differ by less have no order
-N, STEP = 4096, 64  # side of the published products, and k of the shorter of two predictions
+N = 4096  # side of the published products, and queries of each of the HEADS
+HEADS, WIDE = 8, 128  # of attention, and elements of a head
+# By ladder, the length that is summed over, of the shorter of two runs and of the published kernels.
+LENGTHS = {"sgemm": (64, N), "gemm": (64, N), "mma": (256, N), "attention": (256, 2 * N)}
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,8 @@ class LadderKernel:
     grid: tuple[int, ...]
     block: tuple[int, ...]
     count: int = 0  # of reductions and histograms: elements
+    file: str = ""  # of the checkout, of a published file
+    shared: int = 0  # dynamic shared memory, in bytes
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,20 @@ def warps(name: str, published: float, sides: tuple[int, ...], *flags: object) -
     bm, bn, _, wm, wn = sides[:5]
     instance = ", ".join(str(each).lower() for each in (*sides, *flags))
     return product(name, f"product_warps<{instance}>", published, bm, bn, bm // wm * (bn // wn) * 32)
+
+
+def mma(name: str, published: float, file: str, rest: str, shared: int = 64 << 10) -> LadderKernel:
+    """A product in bf16 by tiles of 128 x 128 x 64, of 4 warps."""
+    path = f"02b_matmul_sm80/matmul_{file}.cu"
+    instance = f"matmul_{file}_kernel<128, 128, 64, 2, 2{rest}>"
+    return LadderKernel(name, instance, published, (N // 128 * (N // 128),), (128,), file=path, shared=shared)
+
+
+def attention(name: str, published: float, version: int, queries: int, keys: int, shared: int) -> LadderKernel:
+    """Attention by blocks of so many queries and keys, of 4 warps."""
+    path = f"07_attention/attention_v{version}.cu"
+    instance = f"attention_v{version}_kernel<{queries}, {keys}, {WIDE}, 4>"
+    return LadderKernel(name, instance, published, (HEADS * N // queries,), (128,), file=path, shared=shared)
 
 
 def moved(name: str, published: float, transposed: bool, pitch: int) -> LadderKernel:
@@ -111,6 +133,21 @@ LADDERS = (
         warps("6 tile a warp", 11.0703, (128, 128, 16, 64, 32, 1, 8, 8), False, False),
         warps("6 float4", 20.1649, (128, 128, 16, 64, 32, 1, 8, 8), True, False),
     )),
+    PublishedLadder("mma", "gau-nernst/learn-cuda, 02b, A100 of 40 GB, TFLOP/s", ("a100",), (
+        mma("1 vector loads", 59.92, "v1", ", 64, false, false", 32 << 10),
+        mma("2 cp.async", 64.94, "v1", ", 64, true, false", 32 << 10),
+        mma("3 padded", 166.78, "v1", ", 72, true, false", 36 << 10),
+        mma("4 swizzled", 190.94, "v1", ", 64, true, true", 32 << 10),
+        mma("5 ldmatrix.x4 for B", 160.42, "v5", "", 32 << 10),
+        mma("6 two stages", 220.77, "v6", ", 2, 0"),
+    )),
+    PublishedLadder("attention", "gau-nernst/learn-cuda, 07, RTX 5090 of 400 W, TFLOP/s", ("rtx5090",), (
+        attention("1", 142.87, 1, 128, 64, 32 << 10),
+        attention("2 swizzled", 181.11, 2, 64, 64, 32 << 10),
+        attention("3 two stages", 189.84, 3, 64, 32, 32 << 10),
+        attention("4 ldmatrix.x4", 194.33, 4, 64, 32, 32 << 10),
+        attention("5 two stages of K alone", 197.74, 5, 64, 64, 48 << 10),
+    )),
     PublishedLadder("transpose", "developer.nvidia.com, An Efficient Matrix Transpose in CUDA C/C++, Tesla K20c, GB/s",
                     ("v100", "a100", "h100", "rtx4090"), (
         moved("naive", 55.3, True, 0),
@@ -141,6 +178,10 @@ def arguments(ladder: str, kernel: LadderKernel, k: int) -> list[object]:
     """The arguments of a kernel; zeros, but for the bytes that a histogram counts."""
     if ladder in ("sgemm", "gemm"):
         return [np.zeros(rows * columns, np.float32) for rows, columns in ((N, k), (k, N), (N, N))] + [N, k, 1.0, 0.5]
+    if ladder == "mma":
+        return [np.zeros(rows * columns, np.uint16) for rows, columns in ((N, k), (N, k), (N, N))] + [N, N, k]
+    if ladder == "attention":
+        return [np.zeros(HEADS * rows * WIDE, np.uint16) for rows in (N, k, k, N)] + [HEADS, N, k]
     if ladder == "transpose":
         return [np.zeros(1 << 20, np.float32), np.zeros(1 << 20, np.float32), 1024]
     if ladder == "stencil":
@@ -152,17 +193,24 @@ def arguments(ladder: str, kernel: LadderKernel, k: int) -> list[object]:
     return [np.zeros(kernel.count, np.float32), np.zeros(1 << 16, np.float32), kernel.count]
 
 
-def predicted(ladder: str, kernel: LadderKernel, cards: Sequence[str]) -> dict[str, float]:
-    """The predicted seconds by card; a block alone runs first, of products with two k, from which 4096 follows."""
-    times: dict[str, list[float]] = {card: [] for card in cards}
-    for k in (STEP, 2 * STEP) if ladder in ("sgemm", "gemm") else (0,):
+def predicted(ladder: str, kernel: LadderKernel, cards: Sequence[str], public: Path | None) -> dict[str, float]:
+    """The predicted seconds by card; a block alone runs first, of two of LENGTHS, from which the whole follows.
+
+    The times of both would not do: memory takes longest of short products, and hides what multiprocessors take.
+    """
+    source = public / kernel.file if public and kernel.file else SOURCE
+    step, length = LENGTHS.get(ladder, (0, 0))
+    runs = []
+    for k in (step, 2 * step) if step else (0,):
         one = (1,) * len(kernel.grid)
-        run = gm.emulate(SOURCE, kernel.instance, one, kernel.block, arguments(ladder, kernel, k), check=False)
+        given = arguments(ladder, kernel, k)
+        run = gm.emulate(source, kernel.instance, one, kernel.block, given, shared=kernel.shared, check=False)
         grid = (*kernel.grid, 1, 1)[:3]
-        whole = replace(run, launch=replace(run.launch, grid=grid))
-        for card in cards:
-            times[card].append(whole.predict(card).seconds)
-    return {card: each[0] + (each[-1] - each[0]) * (N / STEP - 1) for card, each in times.items()}
+        runs.append(replace(run, launch=replace(run.launch, grid=grid)))
+    if not step:
+        return {card: runs[0].predict(card).seconds for card in cards}
+    size = float(sum(each.nbytes for each in arguments(ladder, kernel, length) if isinstance(each, np.ndarray)))
+    return {card: predicted_longer(*runs, card, length / step - 1, size).seconds for card in cards}
 
 
 def pairs(kernels: Sequence[LadderKernel], seconds: Sequence[float]) -> tuple[int, int, int, list[str]]:
@@ -189,18 +237,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("ladders", nargs="*", choices=[[], *(each.name for each in LADDERS)], default=[])
     parser.add_argument("--all", action="store_true", help="predict for every card of a ladder")
+    parser.add_argument("--public", type=Path, help="a checkout of learn-cuda")
     parser.add_argument("--cards", type=lambda text: tuple(text.split(",")), default=())
     options = parser.parse_args()
     total = [0, 0, 0]
     for ladder in LADDERS:
         if options.ladders and ladder.name not in options.ladders:
             continue
+        if any(kernel.file for kernel in ladder.kernels) and not options.public:
+            sys.stdout.write(f"{ladder.name}: left out, as its files are those of --public\n")
+            continue
         cards = options.cards or ladder.cards[: None if options.all else 1]
         sys.stdout.write(f"{ladder.name}: {ladder.source}\n")
         by_kernel = []
         for kernel in ladder.kernels:
             try:
-                by_kernel.append(predicted(ladder.name, kernel, cards))
+                by_kernel.append(predicted(ladder.name, kernel, cards, options.public))
             except GemmeryError as error:
                 raise SystemExit(f"{kernel.name}: {error}") from None
             times = ", ".join(f"{card} {seconds * 1e6:,.2f}" for card, seconds in by_kernel[-1].items())

@@ -8,15 +8,21 @@ import numpy as np
 import pytest
 
 import gemmery as gm
-from gemmery.cuda import nvrtc
 from gemmery.cuda.pipes import USABLE, clocks_of, pipes_of
 from gemmery.errors import DeviceError, EmulationError
-from gemmery_emulator.kernels.prediction import IN_STEP, MEETS, SHOWN, LaunchShape, predict_launch
+from gemmery_emulator.kernels.prediction import (
+    IN_STEP,
+    MANY,
+    MEETS,
+    SHOWN,
+    LaunchShape,
+    predict_launch,
+    predicted_longer,
+)
 from gemmery_emulator.pace import Paced
 from gemmery_emulator.pace.clocks import Arrives, Awaits, BulkCopies, PathRates, StepRuns, WarpClocks
 from gemmery_emulator.pace.demand import KINDS, PLACE, WarpDemand
 from gemmery_emulator.pace.profile import TURN, held_back, part_of, parted
-from gemmery_emulator.pace.register_banks import FFMA, bank_conflicts, code_of
 
 LATENCIES = {"bulk": 100.0, "bulk_store": 40.0, "wgmma": 5.0, "begin": 7.0, "l2": 200.0, "fma": 4.0, "l1": 30.0}
 RATES = PathRates(LATENCIES, frozenset({0}), 1, 1, 1.0, 1.0)  # unit 0 is a quarter's own, unit 1 that of bytes
@@ -68,6 +74,13 @@ def test_warps_of_a_quarter_take_turns_and_others_do_not():
     assert clocks(*[[runs(10.0)]] * 4).rounds == (10.0,)
     assert clocks(*[[runs(10.0)]] * 5).rounds == (20.0,)
     assert clocks(*[[runs(10.0)]] * 5, each=1, apart=True).rounds == (10.0,)
+
+
+def test_a_part_of_few_clocks_does_not_wait_for_all_that_others_have_asked_for():
+    """Warp 4 asks the scheduler of warp 0 for 2 clocks, thrice, and gets them in turn: of each 2 others get 2."""
+    simulated = clocks([runs(100.0)], [runs(1.0)], [runs(1.0)], [runs(1.0)], [runs(2.0)] * 3, each=1)
+    assert [span.end for span in simulated.spans if span.warp == 4] == [4.0, 8.0, 12.0]
+    assert simulated.rounds == (100.0,)
 
 
 def test_a_barrier_waits_for_its_last_warp():
@@ -137,52 +150,6 @@ def test_of_values_that_are_converted_two_pairs_are_under_way():
             ]
         block.append(WarpDemand((), ("s", "fp", "fq"), ("s",), "fma"))
     assert held_back(list(enumerate(block))) == {18}  # the first load of the third pair; each takes nine instructions
-
-
-def multiply_add(*registers, keeps=()):
-    """The 16 bytes of an FFMA of sm_90: three registers, and the places that keep theirs for the next one."""
-    a, b, c = registers
-    low = FFMA | 7 << 12 | a << 24 | b << 32
-    return low.to_bytes(8, "little") + (c | sum(1 << 58 + place for place in keeps)).to_bytes(8, "little")
-
-
-@pytest.mark.parametrize(
-    ("code", "late"),
-    [
-        ([multiply_add(2, 4, 6)], 2.0),  # three of the even bank
-        ([multiply_add(2, 5, 6)], 1.0),
-        ([multiply_add(2, 5, 2)], 0.0),  # one register, read once
-        ([multiply_add(2, 4, 6, keeps=(0,)), multiply_add(2, 5, 6)], 1.0),  # 2 and 0: the second reads one of each
-        ([multiply_add(2, 4, 6, keeps=(1,)), multiply_add(2, 5, 6)], 1.5),  # kept at another place
-        ([bytes(16), multiply_add(2, 4, 6)], 2.0),  # of multiply-adds alone
-        ([bytes(16)], 0.0),
-        ([], None),
-    ],
-)
-def test_registers_of_one_bank_are_read_in_turn(code, late):
-    assert bank_conflicts(b"".join(code), 1) == late
-
-
-def test_a_bank_that_gives_two_registers_is_late_by_the_third():
-    assert bank_conflicts(multiply_add(2, 4, 6), 2) == 1.0
-    assert bank_conflicts(multiply_add(2, 5, 6), 2) == 0.0
-
-
-def test_banks_are_those_of_one_kernel():
-    body = "float a = x[0], b = x[1], c = x[2], d = x[3]; for (int i = 0; i < n; ++i) {{ {} }} x[4] = a + b + c + d;"
-    loops = {"f": "a = fmaf(a, b, c);", "g": "a = fmaf(b, c, d); b = fmaf(c, d, a); c = fmaf(d, a, b);", "h": "a += b;"}
-    text = "".join(f'extern "C" __global__ void {name}(float* x, int n) {{ {body.format(loop)} }}'
-                   for name, loop in loops.items())  # fmt: skip
-    cubin = nvrtc.compiled("a.cu", "", "sm_90", texts={"a.cu": text}, alone=True).cubin
-    whole = np.frombuffer(cubin[: len(cubin) // 16 * 16], np.uint64).reshape(-1, 2)
-    counts = {}
-    for name in loops:
-        words = np.frombuffer(code_of(cubin, name), np.uint64).reshape(-1, 2)
-        counts[name] = int((words[:, 0] & 0xFFF == FFMA).sum())
-    assert counts["f"] != counts["g"]
-    assert min(counts["f"], counts["g"]) > 0 == counts["h"]
-    assert sum(counts.values()) <= int((whole[:, 0] & 0xFFF == FFMA).sum())
-    assert code_of(cubin, "k") == b""
 
 
 def test_what_is_brought_to_l2_before_the_launch_ahead_ends_is_waited_for_less():
@@ -267,7 +234,7 @@ def test_a_block_alone_shows_a_share_of_what_is_shorter():
     """L1 takes 3000 clocks and issue 2000: the warps of one block meet at barriers, unless something comes between."""
     device, pipes = pipes_of("h200")
 
-    def shown(threads=256, running=1, barriers=1.0, pipes=pipes, **kinds):
+    def shown(threads=256, running=1, barriers=1.0, **kinds):
         amounts = np.zeros((1, len(KINDS)))
         for kind, amount in {"barrier": barriers, "wavefronts": 3000.0, "issue": 8000.0, **kinds}.items():
             amounts[0, PLACE[kind]] = amount * running
@@ -280,7 +247,21 @@ def test_a_block_alone_shows_a_share_of_what_is_shorter():
     assert shown(issue=20000.0) == pytest.approx(SHOWN * 3000)
     assert shown(threads=32 * (IN_STEP + 1)) == shown(running=2) == shown(barriers=0.0) == 0
     assert shown(tensor=1e8) == 0  # products take longest
-    assert shown(pipes=replace(pipes, accesses=16)) == 0
+
+
+def test_a_longer_launch_follows_from_two_runs():
+    """Memory takes as long for all three lengths, and hides more of the shorter ones: their times would not do."""
+    code = """__global__ void f(float* x, int n) {
+  float sum = 0;
+  for (int i = 0; i < n; ++i) sum = fmaf(sum, sum, 1.0f);
+  x[blockIdx.x * 256 + threadIdx.x] = sum;
+}"""
+    x = np.zeros(1 << 20, np.float32)
+    runs = [gm.emulate(code, "f", 1 << 12, 256, [x, n], check=False) for n in (8, 16, 4096)]
+    longer = predicted_longer(runs[0], runs[1], "h200", 4088 / 8, float(x.nbytes))
+    whole, short = runs[2].predict("h200").seconds, [run.predict("h200").seconds for run in runs[:2]]
+    assert longer.seconds == pytest.approx(whole, rel=0.02)
+    assert short[0] + (short[1] - short[0]) * 4088 / 8 < 0.95 * whole
 
 
 def asking(clocks=0.0, *, loaded=0.0, **kinds):
@@ -297,13 +278,15 @@ def test_blocks_that_meet_at_barriers_take_no_less_than_a_share_of_both():
     tensor = 2000 / clocks_of(device, pipes)["tensor"]
     of = {"wavefronts": 3000.0, "issue": 4000.0, "tensor": tensor}
 
-    def busy(clocks=0.0, *, barrier=1.0, copies=False, **kinds):
-        shape = LaunchShape(device.sms, 512, 1, copies=copies)
+    def busy(clocks=0.0, *, barrier=1.0, copies=False, warps=MANY, **kinds):
+        shape = LaunchShape(device.sms, 32 * warps, 1, copies=copies)
         taken = predict_launch(device, pipes, shape, [asking(clocks, barrier=barrier, **{**of, **kinds})])
         return (taken.terms["L1 lines"] + taken.terms["waits"]) * device.clock * 1e9
 
     assert busy() == busy(copies=True) == pytest.approx(3000 + SHOWN * 2000)
     assert busy(tensor=0.0) == pytest.approx(3000 + SHOWN * 1000)
+    assert busy(tensor=0.0, warps=2 * MANY) == pytest.approx(3000 + SHOWN * 1000 / 2**0.5)
+    assert busy(tensor=0.0, integer=5000.0) == pytest.approx(3000 + SHOWN * 2500)
     assert busy(tensor=0.0, copies=True) == busy(barrier=0.0) == pytest.approx(3000)
     assert busy(5000.0) == pytest.approx(5000)
 

@@ -36,12 +36,13 @@ ROUNDS = 2  # of blocks that are followed; the later ones take as long as the la
 LOST = 0.4
 TOGETHER = 2  # loads that a warp waits for together, one of A and one of B: it waits where either misses
 WAIT = "griddepcontrol.wait"
-# Warps that meet at barriers do not hide all of what L1 takes behind what issue or tensor cores take: this share of the
-# shorter one shows. It adds to the waits where one block is alone on a multiprocessor and brings tiles to shared memory
-# through registers; of more blocks, no less than the two together shows. With cp.async issue is hidden (simt_pipelined
-# in f32), and all is while tensor cores take longest. The share was chosen by tiles in bf16 and f32 of blocks alone, on
-# an H200 at n = 1024. Published rates of an RTX 3090 and an A6000, with 16 lanes of loads, speak against it there.
-IN_STEP, SHOWN = 8, 0.35  # warps of a block, and the share
+# Warps that meet at barriers do not hide all of what L1 takes behind what issue, integers or tensor cores take: this
+# share of the shorter one shows. It adds to the waits where one block is alone on a multiprocessor and brings tiles to
+# shared memory through registers; of more blocks, no less than the two together shows, and of more than `MANY` warps
+# less: how many of them ask for the one unit at a time and not for the other varies by their square root. With cp.async
+# issue is hidden (simt_pipelined in f32), and all is while tensor cores take longest. The share was chosen by tiles in
+# bf16 and f32 of blocks alone, on an H200 at n = 1024.
+IN_STEP, SHOWN, MANY = 8, 0.35, 16  # warps of a block, the share, and warps of a multiprocessor
 # Of the clocks by which banks of registers are late, the share that no queue of operands hides: chosen by the tiles of
 # threads in f32 and bf16 on an H200, whose f16 is held out.
 CONFLICT = 0.25
@@ -149,13 +150,14 @@ def predict_launch(
     terms = {name: seconds(float(clocks)) for name, clocks in zip(UNITS, units, strict=True)}
     longest = max(terms, key=lambda name: terms[name])
     kinds = amounts.sum(axis=0)
-    if kinds[KINDS.index("barrier")] and longest != "tensor" and pipes.accesses >= WARP:
+    if kinds[KINDS.index("barrier")] and longest != "tensor":
         l1 = max(time for name, time in terms.items() if name.startswith("L1"))
-        other = max(terms["tensor"], 0.0 if shape.copies else terms["issue"])
-        least_shown = SHOWN * min(l1, other)
-        if running == 1 and -(-shape.threads // WARP) <= IN_STEP and not shape.copies:
+        other = max(terms["tensor"], 0.0 if shape.copies else max(terms["issue"], terms["integer"]))
+        warps = -(-shape.threads // WARP)
+        least_shown = SHOWN * min(l1, other) * min(MANY / (running * warps), 1.0) ** 0.5
+        if running == 1 and warps <= IN_STEP and not shape.copies:
             simulated += least_shown * device.clock * 1e9
-        elif longest == "issue" or longest.startswith("L1"):
+        elif longest in ("issue", "integer") or longest.startswith("L1"):
             simulated = max(simulated, (max(l1, other) + least_shown) * device.clock * 1e9)
     tensor = (float(kinds[KINDS.index(name)]) * clocks[name] * pipes.tensor for name in TENSOR)  # at their peak
     cooled = pipes.heat * seconds(sum(tensor)) * shape.blocks / (each * device.sms)  # idle multiprocessors leave power
@@ -230,6 +232,16 @@ def predicted_run(run: EmulatedRun, card: str) -> Prediction:
     return replace(prediction, doubts=doubts, fits=fits)
 
 
+def predicted_longer(first: EmulatedRun, last: EmulatedRun, card: str, beyond: float, size: float) -> Prediction:
+    """Predict a launch like that of two runs, with longer loops: so far `beyond` the first, in steps to the last.
+
+    `size` is the bytes of its arrays. Raises what `predicted_run` raises.
+    """
+    device, pipes = pipes_of(card)
+    (_, shape, shorter), (_, _, longer) = (_sampled(run, device, pipes, size=size) for run in (first, last))
+    return predict_launch(device, pipes, shape, [shorter, longer], beyond)
+
+
 def warp_timeline(run: EmulatedRun, card: str) -> WarpTimeline:
     """Return what each warp does of the blocks with which a multiprocessor of a card begins.
 
@@ -243,9 +255,9 @@ def warp_timeline(run: EmulatedRun, card: str) -> WarpTimeline:
 
 
 def _sampled(
-    run: EmulatedRun, device: Device, pipes: Pipes, *, spans: bool = False
+    run: EmulatedRun, device: Device, pipes: Pipes, *, size: float = 0.0, spans: bool = False
 ) -> tuple[SampledLaunch, LaunchShape, Paced]:
-    """Run the first blocks of a run's launch once more."""
+    """Run the first blocks of a run's launch once more; `size` is the bytes of all arrays, if not those of the run."""
     if run.rerun is None:
         raise EmulationError(f"{run.kernel} cannot run again: predict the time of a run of gm.emulate() itself")
     if orders(run.rerun.program.kernel).tensor_memory:
@@ -259,7 +271,7 @@ def _sampled(
         run.rerun.program, launch, registers or UNKNOWN, static + launch.shared, assumed=not registers,
         cubin=cubin,
     )  # fmt: skip
-    shape = sampled.shape(device, float(sum(each.size for each in arguments.memory.allocations)))
+    shape = sampled.shape(device, size or float(sum(each.size for each in arguments.memory.allocations)))
     try:
         return sampled, shape, sampled.sample(device, pipes, arguments.memory, shape, spans=spans)
     except EmulationError as error:

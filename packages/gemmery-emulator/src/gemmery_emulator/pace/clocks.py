@@ -126,6 +126,9 @@ class WarpClocks:
         self._events, self._each, self._rates, self._apart = events, each, rates, apart
         blocks = len(events) // each
         places = blocks if apart else 1
+        together = each if apart else len(events)  # warps of a multiprocessor
+        quarter = -(-together // QUARTERS)
+        self._others = [(quarter if unit in rates.quartered else together) - 1 for unit in range(units)]
         self._free = [[[0.0] * QUARTERS for _ in range(units)] for _ in range(places)]
         self._tensor = [[0.0] * QUARTERS for _ in range(places)]
         self._fetched = [0.0] * places  # when the last bulk copy of a multiprocessor has left L2
@@ -314,16 +317,23 @@ class WarpClocks:
     def _serve(self, warp: _Warp, event: StepRuns, start: float) -> tuple[float, float]:
         """Let units serve a part, and return when the last of it has been served; products go on.
 
+        Units serve warps in turn, instruction by instruction: while a part waits, each of the `others` gets no more of
+        a unit than the part does. A load of few clocks does not wait for all that other warps have asked for.
         Also returns how much later than without other warps its results are there: those of memory when it has
         been served, the others as it is issued.
         """
         place, quarter = (warp.block if self._apart else 0), warp.number % QUARTERS
         units, quartered, served, later = self._free[place], self._rates.quartered, start, start
+        others = self._others
         for unit, clocks in event.units:
             free = units[unit]
             own = quarter if unit in quartered else 0
             begin = free[own] if free[own] > start else start
-            end = free[own] = begin + clocks
+            free[own] = begin + clocks
+            in_turn = start + clocks * others[unit]
+            if in_turn < begin:
+                begin = in_turn
+            end = begin + clocks
             if end > served:
                 served = end
             if begin > later:
@@ -332,7 +342,11 @@ class WarpClocks:
         for unit, clocks in event.asks:
             free = units[unit]
             begin = free[0] if free[0] > start else start
-            end = free[0] = begin + clocks
+            free[0] = begin + clocks
+            in_turn = start + clocks * others[unit]
+            if in_turn < begin:
+                begin = in_turn
+            end = begin + clocks
             if event.copies and unit == self._rates.l2:  # whose copies go on while the warp does
                 slowest = max((self._rates.latencies[cache] for cache in event.part.missed.values()), default=0.0)
                 warp.under_way["copy"] = max(warp.under_way["copy"], end + slowest)

@@ -2,8 +2,9 @@
 
 A rank multiplies its own rows while those of others arrive, and sends parts of a sum while it multiplies the next part.
 On GPUs of one host with peer access copy engines carry them (`peers.py`), and CPUs of one host share memory
-(`one_host.py`); everywhere else messages of the process group do, which NCCL sends on a stream of its own and Gloo from its own thread. Flux (Chang et al., 2024) and the
-asynchronous tensor parallelism of PyTorch hide the same transfers by tiles and by chunks.
+(`one_host.py`); everywhere else messages of the process group do, which NCCL sends on a stream of its own and Gloo
+from its own thread. Flux (Chang et al., 2024) and the asynchronous tensor parallelism of PyTorch hide the same
+transfers by tiles and by chunks.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The two products of tensor-parallel layers, whose communication hides behind the product.
 
 A rank multiplies its own rows while those of others arrive, and sends parts of a sum while it multiplies the next part.
-On GPUs of one host with peer access copy engines carry them (`peers.py`); everywhere else messages of the process
-group do, which NCCL sends on a stream of its own and Gloo from its own thread. Flux (Chang et al., 2024) and the
-asynchronous tensor parallelism of PyTorch hide the same transfers by tiles and by chunks.
+On GPUs of one host with peer access copy engines carry them (`peers.py`), and CPUs of one host share memory
+(`one_host.py`); everywhere else messages of the process group do, which NCCL sends on a stream of its own and Gloo
+from its own thread. Flux (Chang et al., 2024) and the asynchronous tensor parallelism of PyTorch hide the same
+transfers by tiles and by chunks.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from gemmery import api
 from gemmery.distributed import peers
 from gemmery.distributed.groups import capturing, exchange, group_name, resolve, spans
+from gemmery.distributed.one_host import host_space
 from gemmery.distributed.ranks import agree
 from gemmery.errors import ArgumentError, DTypeError, ShapeError
 
@@ -126,6 +128,12 @@ def _gather(x: Any, w: Any, rows: Sequence[int], name: str, keep: bool) -> tuple
             result: tuple[Any, Any] = space(x, w, keep)
             return result
     rank, ranks, places = group.rank(), group.size(), spans(rows)
+    space = None if x.is_cuda else host_space(group, (sum(rows), x.shape[1]), x.dtype)
+    if space is not None:
+        full = space.half((sum(rows), x.shape[1]), x.dtype)
+        full[places[rank]].copy_(x)
+        space.written(full.shape, x.dtype)
+        return multiply(full, w), full.clone() if keep else x.new_empty((0, x.shape[1]))
     x, waits = x.contiguous(), {}
     full, out = (x.new_empty((sum(rows), side)) for side in (x.shape[1], w.shape[1]))
     for away in range(1, ranks):
@@ -145,6 +153,13 @@ def _scatter(x: Any, w: Any, rows: Sequence[int], name: str) -> Any:
         if space is not None:
             return space(x, w)
     rank, ranks, places = group.rank(), group.size(), spans(rows)
+    shape = ranks, x.shape[0], w.shape[1]
+    space = None if x.is_cuda else host_space(group, shape, x.dtype)
+    if space is not None:
+        every = space.half(shape, x.dtype)
+        multiply(x, w, out=every[rank])
+        space.written(shape, x.dtype)
+        return added(every[:, places[rank]])
     products = x.new_empty((x.shape[0], w.shape[1]))
     parts = [products[places[rank]] if peer == rank else x.new_empty((rows[rank], w.shape[1])) for peer in range(ranks)]
     works = []
@@ -164,7 +179,7 @@ def _least(x: Any) -> float:
     return peers.LEAST_WORK if x.is_cuda else LEAST_ON_CORES
 
 
-def added(parts: Sequence[Any]) -> Any:
+def added(parts: Any) -> Any:
     """Return the sum of tensors in the order of ranks; narrow floats are added in float32."""
     kind = parts[0].dtype
     narrow = kind.is_floating_point and kind.itemsize < 4

@@ -222,7 +222,7 @@ def space_of(kind: Callable[..., Any], group: Any, rows: tuple[int, ...], x: Any
     if not all(sides):
         return None
     forget()
-    spaces = _spaces.setdefault(group.group_name, {})
+    spaces = spaces_of(group)
     if "peers" not in spaces:
         if capturing(x):
             raise DeviceError("a CUDA graph captures the first product of this group: call it once before the capture")
@@ -240,6 +240,11 @@ def _reaches_peers(device: Any) -> bool:
     """Return True if this device reads and writes the memory of all others that the process sees."""
     others = [i for i in range(torch.cuda.device_count()) if i != device.index]
     return bool(others) and all(torch.cuda.can_device_access_peer(device.index, other) for other in others)
+
+
+def spaces_of(group: Any) -> dict[object, Any]:
+    """Return what a group has been given, by what it is for."""
+    return _spaces.setdefault(group.group_name, {})
 
 
 def forget() -> None:

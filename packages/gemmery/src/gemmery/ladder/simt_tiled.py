@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 from gemmery import dtypes
 from gemmery.cuda.choose import complete, may_share
-from gemmery.cuda.choose.cost import quickest, quickest_shared, shared_cycles
+from gemmery.cuda.choose.cost import packed_cycles, quickest, quickest_shared, shared_cycles
 from gemmery.cuda.choose.data import (
     FEW_TILES,
     MANY_AREA,
     PACKED_ROWS,
     SIMT_ALONG_K,
     SIMT_BY_ELEMENTS,
-    SIMT_COSTS,
     SIMT_PACKED,
     SIMT_PIPELINED,
     SIMT_SEMIRINGS,
@@ -143,12 +143,9 @@ def _packed_or(tile: Tiling, splits: int, choices: tuple[int, ...], problem: Pro
 
     The copy reads and writes every element.
     """
-    a, _, c = problem.alignments
-    by_rows = problem._replace(b_layout="row", alignments=(a, ALIGNED, c))
-    other = quickest_shared(SIMT_PACKED, choices, by_rows, device)
-    copy = SIMT_COSTS.pack + 8 * problem.batch * problem.k * problem.n / SIMT_COSTS.copied
-    copied = shared_cycles(by_rows, *other, device) + copy
-    return other if copied < shared_cycles(problem, tile, splits, device) else (tile, splits)
+    times = {each: packed_cycles(problem, *each, device) for each in product(SIMT_PACKED, choices)}
+    other = min(times, key=times.__getitem__)
+    return other if times[other] < shared_cycles(problem, tile, splits, device) else (tile, splits)
 
 
 def shared_tiles(problem: Problem, device: Device) -> tuple[Tiling, ...]:
@@ -156,11 +153,16 @@ def shared_tiles(problem: Problem, device: Device) -> tuple[Tiling, ...]:
     plain = (problem.dtype, problem.out, problem.b_dtype, problem.semiring) == ("f32", "f32", "", "")
     if not plain or not may_share(problem.m, problem.n, problem.k, problem.batch, device):
         return ()
-    kind = "rows" if problem.b_layout != "col" else "pieces" if _pieces_along_k(problem) else "elements"
+    kind = shared_kind(problem)
     if problem.m * problem.n * problem.batch <= FEW_TILES * device.sms:
         return SIMT_SHARED[kind]
     # Of many tiles, small ones were not timed, and the model takes them for faster than they are.
     return tuple(tile for tile in SIMT_SHARED[kind] if kind != "elements" and tile.bm * tile.bn >= MANY_AREA)
+
+
+def shared_kind(problem: Problem) -> str:
+    """Return which tiles of SIMT_SHARED suit a product: by the layout of B, and whether pieces of k are copied."""
+    return "rows" if problem.b_layout != "col" else "pieces" if _pieces_along_k(problem) else "elements"
 
 
 def _along_k(problem: Problem, config: Config) -> bool:

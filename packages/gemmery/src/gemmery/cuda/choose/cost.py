@@ -57,7 +57,7 @@ LATENCY = 1570  # cycles from the request for a stage to its products
 MEMORY = 0.58  # bytes in a cycle, for each GB/s of memory; fitted beside LATENCY, it is 1.15 of what these are
 
 
-LANES, CLOCK = 128, 1750  # of a multiprocessor for float32; cycles of a microsecond
+SCHEDULERS, CLOCK = 4, 1750  # of a multiprocessor; cycles of a microsecond
 
 AnyTile = TypeVar("AnyTile", Tiling, Instance)
 
@@ -114,22 +114,32 @@ def quickest_shared(
 def shared_cycles(problem: Problem, tile: Tiling, splits: int, device: Device, costs: SimtCosts = SIMT_COSTS) -> float:
     """Return about the cycles of float32 on CUDA cores with so many blocks to a tile, but for those of every launch.
 
-    The busiest multiprocessor has all its blocks at a time. The fewer warps these are, the more it waits.
+    The busiest multiprocessor has all its blocks at a time, and each of its schedulers has whole warps: one block of
+    two warps takes as long as two. The fewer warps a scheduler has, the more it waits.
     """
-    area, batch = tile.bm * tile.bn, problem.batch
-    m, n, k = problem.m, problem.n, problem.k
+    batch, m, n, k = problem.batch, problem.m, problem.n, problem.k
     rounds = shared_rounds(-(-m // tile.bm) * -(-n // tile.bn) * batch, splits, device.sms)
-    warps = min(rounds, tile.blocks or rounds) * area / (tile.tm * tile.tn * WARP)
+    warps = tile.bm * tile.bn / (tile.tm * tile.tn * WARP)
+    turns, resident = (ceil(blocks * warps / SCHEDULERS) for blocks in (rounds, min(rounds, tile.blocks or rounds)))
     steps = ceil(ceil(k / SIMT_STEP) / splits)
     a_width, b_width = copy_widths(problem)
     copies = (tile.bm / a_width + tile.bn / b_width) * SIMT_STEP / WARP
-    each = rounds * (area * SIMT_STEP / LANES * 100 / tile.speed * (1 + costs.idle / warps) + costs.copy * copies)
+    issued = turns * tile.tm * tile.tn * SIMT_STEP * 100 / tile.speed
+    each = issued * (1 + costs.idle / resident) + rounds * costs.copy * copies
     moved = 4 * batch * ((m + n) * k + 2 * m * n) / costs.memory
     brought = 4 * rounds * (tile.bm + tile.bn) * steps * SIMT_STEP / costs.l2
     busy: float = ((steps * each) ** 4 + moved**4 + brought**4 + (steps * costs.wait) ** 4) ** 0.25 + costs.fill
     if splits == 1:
         return busy
-    return busy + costs.meet + rounds * area * costs.sum + (device.capability < 90) * costs.launch
+    return busy + rounds * tile.bm * tile.bn * costs.sum + (device.capability < 90) * costs.launch
+
+
+def packed_cycles(problem: Problem, tile: Tiling, splits: int, device: Device, costs: SimtCosts = SIMT_COSTS) -> float:
+    """Return the same where a launch before copies B, whose k is adjacent, to rows of n: it reads and writes all."""
+    a, _, c = problem.alignments
+    by_rows = problem._replace(b_layout="row", alignments=(a, PACKED, c))
+    copy = costs.pack + 8 * problem.batch * problem.k * problem.n / costs.copied
+    return copy + shared_cycles(by_rows, tile, splits, device, costs)
 
 
 # Clusters of so many blocks for which 132 multiprocessors have room in each of several rounds. It is more than in a

@@ -238,32 +238,32 @@ SIMT_ALONG_K = (
 # f32 with few tiles, whose k blocks may share: of a B by rows, and by columns with k in pieces of four, and without.
 SIMT_SHARED = {
     "rows": (
-        Tiling(128, 128,  8, 64,  32,  8,  8,     3,     2,  111),
-        Tiling( 64, 128, 16, 32,  64,  8,  8,     3,     3,  120),
-        Tiling( 64,  64, 16, 32,  32,  8,  4,     3,     5,  109),
-        Tiling( 32, 128, 16, 32,  64,  8,  8,     3,     7,  112),
-        Tiling( 32,  64, 16, 32,  32,  8,  4,     4,    10,  110),
+        Tiling(128, 128,  8, 64,  32,  8,  8,     3,     2,  107),
+        Tiling( 64, 128, 16, 32,  64,  8,  8,     3,     3,  113),
+        Tiling( 64,  64, 16, 32,  32,  8,  4,     3,     5,  102),
+        Tiling( 32, 128, 16, 32,  64,  8,  8,     3,     7,  110),
+        Tiling( 32,  64, 16, 32,  32,  8,  4,     4,    10,  112),
         Tiling( 32,  32, 16, 32,  16,  4,  4,     3,    14,  102),
-        Tiling( 16, 128, 16, 16,  64,  4,  8,     4,    10,  115),
-        Tiling( 16,  64, 16, 16,  32,  4,  4,     4,    14,  128),
-        Tiling(128, 256, 16, 32, 128, 16,  8,     3,     1,  118),  # not fitted: 2048 squared takes 350 us
+        Tiling( 16, 128, 16, 16,  64,  4,  8,     4,    10,  116),
+        Tiling( 16,  64, 16, 16,  32,  4,  4,     4,    14,  122),
+        Tiling(128, 256, 16, 32, 128, 16,  8,     3,     1,  109),
     ),
     "pieces": (
-        Tiling(128, 128, 16, 64,  32,  8,  8,     3,     1,   94),
-        Tiling(128,  64, 16, 64,  32,  8,  8,     3,     2,  100),
-        Tiling( 64,  64, 16, 32,  64,  8,  8,     3,     4,   95),
-        Tiling( 64,  64, 16, 32,  32,  8,  4,     3,     2,   92),
-        Tiling( 32, 128, 16, 32,  64,  8,  8,     3,     4,   96),
+        Tiling(128, 128, 16, 64,  32,  8,  8,     3,     1,   88),
+        Tiling(128,  64, 16, 64,  32,  8,  8,     3,     2,   93),
+        Tiling( 64,  64, 16, 32,  64,  8,  8,     3,     4,   94),
+        Tiling( 64,  64, 16, 32,  32,  8,  4,     3,     2,   85),
+        Tiling( 32, 128, 16, 32,  64,  8,  8,     3,     4,   94),
         Tiling( 32,  64, 16, 32,  32,  8,  4,     4,     5,   87),
-        Tiling( 32,  32, 16, 32,  16,  4,  4,     3,     8,   79),
-        Tiling( 16,  64, 16, 16,  32,  4,  4,     4,     8,   85),
+        Tiling( 32,  32, 16, 32,  16,  4,  4,     3,     8,   78),
+        Tiling( 16,  64, 16, 16,  32,  4,  4,     4,     8,   83),
     ),
     "elements": (
-        Tiling(128, 128,  8, 64,  32,  8,  8,     3,     2,  100),
-        Tiling( 64,  64, 16, 32,  32,  8,  4,     3,     5,   92),
-        Tiling( 32,  32, 16, 32,  16,  4,  4,     3,    14,   71),
-        Tiling( 16, 128, 16, 16,  64,  4,  8,     4,    10,   61),
-        Tiling( 16,  64, 16, 16,  32,  4,  4,     4,    14,   44),
+        Tiling(128, 128,  8, 64,  32,  8,  8,     3,     2,   96),
+        Tiling( 64,  64, 16, 32,  32,  8,  4,     3,     5,   88),
+        Tiling( 32,  32, 16, 32,  16,  4,  4,     3,    14,   74),
+        Tiling( 16, 128, 16, 16,  64,  4,  8,     4,    10,   68),
+        Tiling( 16,  64, 16, 16,  32,  4,  4,     4,    14,   49),
     ),
 }
 SIMT_PACKED = SIMT_SHARED["rows"][1], SIMT_SHARED["rows"][-1]  # of a B whose k is adjacent, copied to rows of n before
@@ -398,17 +398,16 @@ class SimtCosts(NamedTuple):
     It and the speeds there are fitted together, by benchmarks/fit_float32_tiles.py.
     """
 
-    idle: float = 1.869  # warps beside which a multiprocessor waits as long as it multiplies
-    memory: float = 3022  # bytes in a cycle, of all multiprocessors
-    l2: float = 28.87  # of one
-    fill: float = 1708  # of a ring
-    meet: float = 49  # of the blocks that share k
-    sum: float = 0.344  # of an element of each of their sums
-    wait: float = 493  # of a step for the next one, whatever there is to do
-    copy: float = 3.76  # of a warp's copy to shared memory
-    start: float = 2265  # of a launch among others
-    pack: float = 5000  # of a launch that copies B to rows of n; not fitted, as the next one
-    copied: float = 1700  # bytes in a cycle that it reads and writes
+    idle: float = 0.3193  # warps beside which a scheduler waits as long as it multiplies
+    memory: float = 2893  # bytes in a cycle, of all multiprocessors
+    l2: float = 30.63  # of one
+    fill: float = 1669  # of a ring
+    sum: float = 0.3478  # of an element of each of their sums
+    wait: float = 466.7  # of a step for the next one, whatever there is to do
+    copy: float = 3.884  # of a warp's copy to shared memory
+    start: float = 2198  # of a launch among others
+    pack: float = 4726  # of a launch that copies B to rows of n
+    copied: float = 1830  # bytes in a cycle that it reads and writes
     launch: float = 4000  # that adds them up where there are no clusters; not timed
 
 

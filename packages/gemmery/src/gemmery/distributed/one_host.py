@@ -34,7 +34,7 @@ class HostSpace:
         """Share `size` bytes a half; all ranks call it together, and all of them have a file or none."""
         self.group, self.size, self.turn, self.whole = group, size, 0, None
         tell = exchange(group)
-        path = tell(_made(2 * size) if group.rank() == 0 else None)[0]
+        path = tell(_new_file(2 * size) if group.rank() == 0 else None)[0]
         try:
             mine = torch.from_file(path, shared=True, size=2 * size, dtype=torch.uint8) if path else None
         except (OSError, RuntimeError):  # rank 0 is on another host
@@ -67,7 +67,7 @@ class HostSpace:
                 )
 
 
-def _made(size: int) -> str | None:
+def _new_file(size: int) -> str | None:
     """Return the path of a new file of so many bytes, all of them there, or None."""
     try:
         handle, path = tempfile.mkstemp(prefix="gemmery-", dir=FOLDER)

@@ -258,6 +258,10 @@ class _Unknown(dict[int, Any]):
         super().__init__()
         self.registers, self._f, self._stored = self, f, stored
 
+    def __getattr__(self, name: str) -> Any:
+        """Refuse a step that reads more of a warp than its registers, such as which lanes are active."""
+        raise UncodedError(name)
+
     def __missing__(self, slot: int) -> TracedLanes:
         kind = self._stored[slot]
         return TracedLanes(self._f, Value(self._f, lanes(TYPES[kind]), "poison"), np.dtype(kind))

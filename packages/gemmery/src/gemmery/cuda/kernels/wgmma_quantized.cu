@@ -331,8 +331,8 @@ __global__ void __launch_bounds__(Tiles::THREADS, Tiles::RESIDENT)
         }
       }
     }
-    // The last block that comes adds up the parts of all, in the order of k, pair after pair. Of two, whose order gives the same bits,
-    // it adds the other's to its own, and waits for it where that is at its end too.
+    // The last block that comes adds up the parts of all, in the order of k, pair after pair. Of two, whose order gives
+    // the same bits, it adds the other's to its own, and waits for it where that is at its end too.
     if (parted) {
       constexpr int SLOT = LINES * QUADS * 128, DONE = 1 << 16;
       float4* parts = static_cast<float4*>(p.product.workspace) + line * QUADS * 128 + thread;

@@ -39,7 +39,7 @@ def module():
         f.ret(f.emit("i64", f"call i64 @recorded({f['facts']})"))
     params = (*entry_tensors.NEW[:3], entry_tensors.NEW[-1])
     with made.function("try_new", ("ptr", "facts"), *params, returns="ptr") as f:
-        code, ndim, shape, data = (f[name] for _, name in params)
+        code, ndim, shape, data = (f[each if isinstance(each, str) else each[1]] for each in params)
         f.ret(call(f, "ptr", "new_tensor", f["facts"], code, ndim, shape, f.index(0), data))
     with made.function("try_copy", ("ptr", "facts"), ("ptr", "record"), returns="ptr") as f:
         made_copy = f.emit("ptr", f"call ptr @copy_tensor({f['facts']}, {f['record']})")

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import gemmery.distributed as gd
-from gemmery.distributed import layouts
+from gemmery.distributed import layouts, one_host
 from gemmery.distributed.overlap import exchange
 from gemmery.distributed.plan import plan as planned
 from gemmery.errors import ArgumentError, GemmeryError, ShapeError
@@ -95,7 +95,9 @@ def pairs(rank, ranks):
 def overlapped(rank, ranks):
     """The two products of layers, of parts of any numbers of rows, and their gradients."""
     generator = torch.Generator().manual_seed(5)
-    for dtype in (torch.float64, torch.bfloat16, torch.int8):
+    shared = one_host.MOST_BYTES
+    for dtype, most in product((torch.float64, torch.bfloat16, torch.int8), (shared, 0)):
+        one_host.MOST_BYTES = most  # of 0, ranks send messages
         for rows in ([3] * ranks, [0, *[5] * (ranks - 1)], list(range(ranks))):
             m, k, n = sum(rows), 8, 5
             x, w = (torch.randint(-3, 4, s, generator=generator).to(dtype) for s in ((m, k), (k, n)))
@@ -104,6 +106,7 @@ def overlapped(rank, ranks):
             assert torch.equal(gd.all_gather_matmul(x[mine], w), want)
             part = slice(rank * k // ranks, (rank + 1) * k // ranks)
             assert torch.equal(gd.matmul_reduce_scatter(x[:, part], w[part], rows=rows), want[mine])
+    one_host.MOST_BYTES = shared
     x, w = (torch.randn(s, generator=generator, dtype=torch.float64) for s in ((4 * ranks, 6), (6, 3)))
     grad = torch.randn(4 * ranks, 3, generator=generator, dtype=torch.float64)
     mine = slice(4 * rank, 4 * rank + 4)
@@ -118,6 +121,9 @@ def overlapped(rank, ranks):
     torch.testing.assert_close(weight.grad, (rank + 1) * x.T @ grad)
     with pytest.raises(ShapeError, match="rank 1"):
         gd.all_gather_matmul(x[mine][:, : 6 - rank], w)
+    narrower = (slice(None), slice(6 - (rank == 1)))
+    with pytest.raises(ShapeError, match=rf"ranks 0 and 1 share \[{4 * ranks}, 6, 8\] and \[{4 * ranks}, 5, 8\]"):
+        gd.all_gather_matmul(x[mine][narrower], w.T[narrower].T, rows=[4] * ranks)
     for function in gd.all_gather_matmul, gd.matmul_reduce_scatter:
         with pytest.raises(ArgumentError, match="rank 1: x is a list"):
             function([[1.0]] if rank == 1 else x, w)

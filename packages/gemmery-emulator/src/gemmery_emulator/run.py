@@ -239,7 +239,7 @@ def emulated(
         """Run the children that may start."""
         assert own is not None
         ready = [each for each in own.waiting if tail or not each.is_tail]
-        own.waiting = [each for each in own.waiting if each not in ready]
+        own.waiting = [] if tail else [each for each in own.waiting if each.is_tail]
         for each in ready:
             child = own.program(each.kernel)
             children.append(emulated(child, each.launch, memory, check=check, merge=merge, depth=depth + 1, **options))

@@ -17,6 +17,7 @@ from gemmery.errors import ArgumentError, brief
 _distributed: Any = dist  # parts of PyTorch have no types
 _c10d: Any = c10d
 _turns: dict[str, int] = {}  # by group: how often its ranks told each other something
+_spaces: dict[str, dict[object, Any]] = {}  # by group: the memory that its ranks share, by what it is for
 
 
 def group_name(group: Any) -> str:
@@ -33,6 +34,14 @@ def group_name(group: Any) -> str:
             f"group={brief(group)} is no process group of this rank: pass one, its group_name, or None for all ranks"
         ) from error
     return result
+
+
+def spaces_of(group: Any) -> dict[object, Any]:
+    """Return the memory that the ranks of a group share, by what it is for; free that of destroyed groups."""
+    alive = set(_c10d._world.pg_names.values())
+    for name in [name for name in _spaces if name not in alive]:
+        del _spaces[name]
+    return _spaces.setdefault(group.group_name, {})
 
 
 def resolve(name: str) -> Any:

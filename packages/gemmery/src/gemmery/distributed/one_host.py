@@ -15,8 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gemmery.distributed.groups import exchange
-from gemmery.distributed.peers import forget, spaces_of
+from gemmery.distributed.groups import exchange, spaces_of
 from gemmery.errors import ShapeError
 
 _distributed: Any = dist  # parts of PyTorch have no types
@@ -85,11 +84,9 @@ def _new_file(size: int) -> str | None:
 
 def host_space(group: Any, shape: tuple[int, ...], dtype: torch.dtype) -> HostSpace | None:
     """Return the space of a group for such a tensor; None for ranks of several hosts, and for large or empty ones."""
-    size = 1 << (prod(shape) * dtype.itemsize - 1).bit_length() if prod(shape) else 0
-    size = max(size, 1 << 16)
+    size = max(1 << 16, 1 << (prod(shape) * dtype.itemsize - 1).bit_length())
     if group.size() < 2 or not prod(shape) or 2 * size > MOST_BYTES:
         return None
-    forget()
     spaces = spaces_of(group)
     known: HostSpace | None = spaces.get("host")
     if known is None or (known.whole is not None and known.size < size):

@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from gemmery import api
 from gemmery.api.device_call import DeviceCall, described
@@ -24,7 +23,7 @@ from gemmery.arrays import view
 from gemmery.cuda import driver, tensormaps
 from gemmery.cuda.geometry import Geometry
 from gemmery.cuda.launch import CudaLaunch
-from gemmery.distributed.groups import capturing, exchange, spans, timeout
+from gemmery.distributed.groups import capturing, exchange, spaces_of, spans, timeout
 from gemmery.errors import DeviceError, LayoutError, RefusedError
 from gemmery.ladder.cuda import CUDA
 from gemmery.ladder.rung import find
@@ -39,7 +38,6 @@ LEAST_WORK = 1.0e11  # operations of a product, below which fewer of them take l
 
 _torch: Any = torch
 multiply: Any = api.matmul
-_spaces: dict[str, dict[object, Any]] = {}  # by group: its buffers, or None where it has no peer access
 
 
 class PeerBuffer:
@@ -221,7 +219,6 @@ def space_of(kind: Callable[..., Any], group: Any, rows: tuple[int, ...], x: Any
     key, sides = (kind, rows, x.dtype, *(n or x.shape[1:])), (sum(rows), *(n or x.shape[1:]))
     if not all(sides):
         return None
-    forget()
     spaces = spaces_of(group)
     if "peers" not in spaces:
         if capturing(x):
@@ -240,18 +237,6 @@ def _reaches_peers(device: Any) -> bool:
     """Return True if this device reads and writes the memory of all others that the process sees."""
     others = [i for i in range(torch.cuda.device_count()) if i != device.index]
     return bool(others) and all(torch.cuda.can_device_access_peer(device.index, other) for other in others)
-
-
-def spaces_of(group: Any) -> dict[object, Any]:
-    """Return what a group has been given, by what it is for."""
-    return _spaces.setdefault(group.group_name, {})
-
-
-def forget() -> None:
-    """Free the buffers of groups that were destroyed."""
-    alive = set(dist.distributed_c10d._world.pg_names.values()) if _spaces else set()
-    for name in [name for name in _spaces if name not in alive]:
-        del _spaces[name]
 
 
 class ArrivingProduct:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import gemmery.distributed as gd
-from gemmery.distributed import peers
+from gemmery.distributed import groups
 
 CASES = [  # rows of each rank, taken in turn, then n and k of one rank
     ([64, 64], 256, 128),
@@ -109,8 +109,8 @@ def main():
     for make, call in ((gathered, gd.all_gather_matmul), (scattered, gd.matmul_reduce_scatter)):
         calls(rank, ranks, make, call)
         replays(rank, ranks, make, call)
-    assert any(spaces.get("peers") for spaces in peers._spaces.values()), "the devices reach each other's memory"
-    kept = [launch for spaces in peers._spaces.values() for s in spaces.values() for launch in launches_of(s)]
+    assert any(spaces.get("peers") for spaces in groups._spaces.values()), "the devices reach each other's memory"
+    kept = [launch for spaces in groups._spaces.values() for s in spaces.values() for launch in launches_of(s)]
     assert any(kept)
     assert not all(kept)
     dist.barrier()

@@ -319,7 +319,7 @@ CPU = (
     ),
     Rung(
         name="dots",
-        idea="few columns of C: vectors run along k, and a vector of A serves all columns",
+        idea="few columns or rows of C: vectors run along k, and one of the larger operand serves all of them",
         parent="gemv",
         dtypes=_FLOATS,
         refuses=build.dots_refuses,
